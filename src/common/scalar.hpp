@@ -1,4 +1,5 @@
-// One element of any dtype, read and written one at a time. Kernels load vectors their own way; this is for the reference, small tensors and tails.
+// One element of any dtype, read and written one at a time. Kernels load vectors their own way; this is for the reference, small
+// tensors and tails.
 #pragma once
 
 #include <bit>
@@ -34,11 +35,22 @@ inline std::uint16_t float_to_f16(float value) {
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // below the smallest normal half: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits
+  if (magnitude <
+      0x38800000u) {  // below the smallest normal half: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
   }
   return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+/// Nearest float unless inexact, else the odd neighbour: rounding that once more to a 16-bit type is the same as rounding `value`
+/// directly.
+inline float double_to_odd_float(double value) {
+  const auto nearest = static_cast<float>(value);
+  const auto bits = std::bit_cast<std::uint32_t>(nearest);
+  const double back = static_cast<double>(nearest);
+  if (back == value || value != value || (bits & 1u) != 0) return nearest;
+  return std::bit_cast<float>((value < 0 ? back < value : back > value) ? bits - 1 : bits + 1);
 }
 
 inline double load_scalar(const void* data, DType dtype, std::int64_t index) {
@@ -68,10 +80,10 @@ inline void store_scalar(void* data, DType dtype, std::int64_t index, double val
       static_cast<float*>(data)[index] = static_cast<float>(value);
       return;
     case DType::bf16:
-      static_cast<std::uint16_t*>(data)[index] = float_to_bf16(static_cast<float>(value));
+      static_cast<std::uint16_t*>(data)[index] = float_to_bf16(double_to_odd_float(value));
       return;
     case DType::f16:
-      static_cast<std::uint16_t*>(data)[index] = float_to_f16(static_cast<float>(value));
+      static_cast<std::uint16_t*>(data)[index] = float_to_f16(double_to_odd_float(value));
       return;
     case DType::i64:
     case DType::i32:
