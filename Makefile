@@ -1,0 +1,81 @@
+# Everything a user or developer does, one word each. `make help` lists them.
+# All set-up happens by itself: a virtual environment in .venv (tools/set_up.py), then the build with cmake and ninja.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv/bin
+CMAKE := $(VENV)/cmake
+CTEST := $(VENV)/ctest
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# More options for cmake, such as CMAKE_OPTIONS=-DFLASHQLA_WERROR=ON.
+CMAKE_OPTIONS ?=
+CONFIGURE = $(CMAKE) -Wno-dev --log-level=WARNING -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
+RELEASE := -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FUZZ_SECONDS ?= 60
+
+.PHONY: help setup setup-tests build build-tests test demo bench asan fuzz format lint wheel clean distclean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@echo
+	@echo "  PYTHON=...  the Python to build for (default python3; 3.10 or newer)      JOBS=...  compile and test jobs at once"
+	@echo "  demo: TEXT=file to train on, DEVICE=cpu      fuzz: FUZZ_SECONDS=60 a target      CMAKE_OPTIONS=-D...  more options for cmake"
+
+setup:
+	@$(PYTHON) tools/set_up.py
+
+setup-tests:
+	@$(PYTHON) tools/set_up.py --tests
+
+build: setup  ## build the library and the PyTorch op library (into python/flash_qla)
+	@$(CONFIGURE) $(RELEASE)
+	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla_torch
+
+build-tests: setup-tests
+	@$(CONFIGURE) $(RELEASE) -DFLASHQLA_TESTS=ON
+	@$(CMAKE) --build build/release -j $(JOBS)
+
+test: build-tests  ## all tests: C++ (googletest), then Python (pytest)
+	@$(CTEST) --test-dir build/release --output-on-failure -j $(JOBS)
+	@$(VENV)/python -m pytest -q -n $(JOBS)
+
+demo: build  ## train and run a small language model on real text (about three minutes on two cores)
+	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py
+
+bench: setup  ## measure: table, JSON and plot in bench/results
+	@$(CONFIGURE) $(RELEASE) -DFLASHQLA_BENCH=ON
+	@$(CMAKE) --build build/release -j $(JOBS)
+	@$(VENV)/python bench/bench.py --program build/release/bench/flashqla_bench $(BENCH_OPTIONS)
+
+asan: setup-tests  ## the C++ tests under the address and undefined-behaviour sanitizers
+	@$(CONFIGURE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="$(SANITIZE)" -DFLASHQLA_TESTS=ON
+	@$(CMAKE) --build build/asan -j $(JOBS)
+	@$(CTEST) --test-dir build/asan --output-on-failure -j $(JOBS)
+
+fuzz: setup  ## fuzz descriptors and offsets with libFuzzer (needs clang)
+	@CXX=$${CXX:-clang++} $(CONFIGURE) -B build/fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFLASHQLA_FUZZ=ON
+	@$(CMAKE) --build build/fuzz -j $(JOBS)
+	@for target in build/fuzz/tests/fuzz/fuzz_*; do if [[ -f $$target && -x $$target ]]; then echo "$$target"; \
+	  "$$target" -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; fi; done
+
+format: setup  ## format the C++ and Python sources in place
+	@git ls-files -z '*.cpp' '*.hpp' '*.inl' | xargs -0 -r $(VENV)/clang-format -i
+	@$(VENV)/ruff format -q . && $(VENV)/ruff check -q --fix .
+
+lint: setup  ## check formatting, layering, and that every header compiles alone
+	@git ls-files -z '*.cpp' '*.hpp' '*.inl' | xargs -0 -r $(VENV)/clang-format --dry-run --Werror
+	@$(VENV)/ruff format -q --check . && $(VENV)/ruff check -q .
+	@$(VENV)/python tools/check_layers.py
+	@$(VENV)/python tools/check_headers.py -j $(JOBS) --torch
+
+wheel: setup  ## build the wheel into dist
+	@$(VENV)/python -m pip wheel -q --no-deps -w dist .
+
+clean:  ## remove what was built
+	@rm -rf build dist python/flash_qla/*.so
+
+distclean: clean  ## ... and what the set-up made (.venv, .deps)
+	@rm -rf .venv .deps
