@@ -1,0 +1,130 @@
+// Vector operations of AVX-512 (F, BW, DQ, VL). The same names exist in scalar.hpp and avx2.hpp; the kernels are written once
+// against them. Loads and stores take any alignment. "partial" touches the first n elements only (0 <= n <= kWidth) and gives
+// zeros beyond.
+#pragma once
+
+#if defined(__GNUC__) && !defined(__clang__)  // gcc's own header passes deliberately undefined vectors around
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+
+#include <cstdint>
+
+#include "cpu/simd/inline.hpp"
+
+#include "cpu/simd/avx512_begin.inc"
+
+using Vec = __m512;
+inline constexpr int kWidth = 16;
+inline constexpr int kRegisters = 32;
+
+FLASHQLA_INLINE Vec zero() { return _mm512_setzero_ps(); }
+FLASHQLA_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
+FLASHQLA_INLINE __mmask16 first_lanes_mask(int n) {
+  return static_cast<__mmask16>(n >= kWidth ? 0xffffu : n <= 0 ? 0u : (1u << n) - 1u);
+}
+
+FLASHQLA_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+FLASHQLA_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+FLASHQLA_INLINE Vec load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes_mask(n), p); }
+FLASHQLA_INLINE void store_partial(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes_mask(n), a); }
+
+/// a * b + c and c - a * b, rounded once.
+FLASHQLA_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+FLASHQLA_INLINE Vec fnmadd(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
+FLASHQLA_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+FLASHQLA_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+FLASHQLA_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+FLASHQLA_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+/// If either is NaN the result is b: put the value that must propagate second.
+FLASHQLA_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+FLASHQLA_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
+FLASHQLA_INLINE Vec abs(Vec a) { return _mm512_abs_ps(a); }
+FLASHQLA_INLINE Vec round_to_integer(Vec a) { return _mm512_roundscale_ps(a, 8); }
+/// x 2^n for an integral n within +-260, with overflow to infinity.
+FLASHQLA_INLINE Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
+/// a < b ? x : y in each lane (false for NaN).
+FLASHQLA_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
+}
+/// The first n lanes of a (any n), zero elsewhere whatever a holds there.
+FLASHQLA_INLINE Vec first_lanes(Vec a, int n) { return _mm512_maskz_mov_ps(first_lanes_mask(n), a); }
+
+/// Sum of the lanes, always in the same order.
+FLASHQLA_INLINE float sum(Vec a) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  const __m128 pair = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+
+FLASHQLA_INLINE Vec from_bf16_bits(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+/// Round to nearest even, NaN stays NaN: the bf16 values in the upper halves of the lanes (lower halves undefined).
+FLASHQLA_INLINE __m512i round_to_bf16(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+}
+FLASHQLA_INLINE __m256i to_bf16_bits(Vec a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(a), 16)); }
+
+FLASHQLA_INLINE Vec load_bf16(const std::uint16_t* p) {
+  return from_bf16_bits(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+FLASHQLA_INLINE Vec load_bf16_partial(const std::uint16_t* p, int n) {
+  return from_bf16_bits(_mm256_maskz_loadu_epi16(first_lanes_mask(n), p));
+}
+FLASHQLA_INLINE void store_bf16(std::uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16_bits(a)); }
+FLASHQLA_INLINE void store_bf16_partial(std::uint16_t* p, Vec a, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes_mask(n), to_bf16_bits(a));
+}
+FLASHQLA_INLINE Vec load_f16(const std::uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+FLASHQLA_INLINE Vec load_f16_partial(const std::uint16_t* p, int n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes_mask(n), p));
+}
+FLASHQLA_INLINE __m256i to_f16_bits(Vec a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+FLASHQLA_INLINE void store_f16(std::uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_f16_bits(a)); }
+FLASHQLA_INLINE void store_f16_partial(std::uint16_t* p, Vec a, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes_mask(n), to_f16_bits(a));
+}
+
+/// Transposes the kWidth x kWidth matrix whose rows are r.
+FLASHQLA_INLINE void transpose(Vec (&r)[16]) {
+  Vec t[16];
+  FLASHQLA_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  FLASHQLA_UNROLL
+  for (int i = 0; i < 4; ++i) {  // r[4 i + c]: column c of each 4x4 block, rows 4 i .. 4 i + 3
+    r[4 * i] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+    r[4 * i + 1] = _mm512_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+    r[4 * i + 2] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+    r[4 * i + 3] = _mm512_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+  }
+  FLASHQLA_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    t[c] = _mm512_shuffle_f32x4(r[c], r[4 + c], 0x88);
+    t[4 + c] = _mm512_shuffle_f32x4(r[c], r[4 + c], 0xdd);
+    t[8 + c] = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0x88);
+    t[12 + c] = _mm512_shuffle_f32x4(r[8 + c], r[12 + c], 0xdd);
+  }
+  FLASHQLA_UNROLL
+  for (int c = 0; c < 8; ++c) {
+    r[c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0x88);
+    r[8 + c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0xdd);
+  }
+}
+
+#include "cpu/simd/avx512_end.inc"
