@@ -1,0 +1,23 @@
+#include "common/environment.hpp"
+
+#include <cstdlib>
+
+namespace flashqla::environment {
+
+namespace {
+
+std::string_view read(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string_view{} : std::string_view{value};
+}
+
+}  // namespace
+
+std::string_view forced_implementation() { return read("FLASHQLA_IMPL"); }
+
+bool log_choices() {
+  const std::string_view value = read("FLASHQLA_LOG");
+  return !value.empty() && value != "0";
+}
+
+}  // namespace flashqla::environment

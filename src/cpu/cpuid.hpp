@@ -1,0 +1,18 @@
+// What this processor and its operating system can run. Each function returns "" or says what is missing; the answers never
+// change in a process.
+#pragma once
+
+#include <string>
+
+namespace flashqla::cpu {
+
+/// AVX2, FMA and F16C, with the YMM registers saved by the operating system.
+std::string missing_avx2();
+
+/// The above and AVX-512 F, BW, DQ and VL, with the ZMM and mask registers saved by the operating system.
+std::string missing_avx512();
+
+/// The above and AVX512_BF16.
+std::string missing_avx512bf16();
+
+}  // namespace flashqla::cpu
