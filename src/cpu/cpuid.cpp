@@ -13,6 +13,7 @@ namespace {
 
 struct Features {
   std::string missing_avx2, missing_avx512, missing_avx512bf16;
+  bool amd = false;
 };
 
 #if defined(__x86_64__)
@@ -63,15 +64,17 @@ Features detect() {
       avx512dq{"AVX512DQ", bit(leaf7.ebx, 17)}, avx512vl{"AVX512VL", bit(leaf7.ebx, 31)},
       zmm{"ZMM registers enabled by the operating system", (xcr0 & kZmm) == kZmm};
   const Feature avx512bf16{"AVX512_BF16", bit(leaf7_1.eax, 5)};
+  const Registers vendor = cpuid(0, 0);
+  const bool amd = vendor.ebx == 0x68747541u && vendor.edx == 0x69746e65u && vendor.ecx == 0x444d4163u;  // "AuthenticAMD"
   return {missing_of({avx2, fma, f16c, ymm}), missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm}),
-          missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm, avx512bf16})};
+          missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm, avx512bf16}), amd};
 }
 
 #else
 
 Features detect() {
   const std::string missing = "this processor is not an x86-64";
-  return {missing, missing, missing};
+  return {missing, missing, missing, false};
 }
 
 #endif
@@ -86,5 +89,6 @@ const Features& features() {
 std::string missing_avx2() { return features().missing_avx2; }
 std::string missing_avx512() { return features().missing_avx512; }
 std::string missing_avx512bf16() { return features().missing_avx512bf16; }
+bool bf16_dot_is_fast() { return features().amd && features().missing_avx512bf16.empty(); }
 
 }  // namespace flashqla::cpu

@@ -15,4 +15,8 @@ std::string missing_avx512();
 /// The above and AVX512_BF16.
 std::string missing_avx512bf16();
 
+/// Whether its bf16 dot products do more work a cycle than f32 FMAs. AMD (Zen 4, Zen 5) issues as many vdpbf16ps as FMAs, each
+/// with twice the work; Intel's processors with AVX-512 one every other cycle against two FMAs a cycle: half the work.
+bool bf16_dot_is_fast();
+
 }  // namespace flashqla::cpu

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "cpu/features.hpp"
+#include "cpu/cpuid.hpp"
 #include "cpu/operations.hpp"
 
 namespace flashqla::cpu {
@@ -11,6 +11,8 @@ namespace flashqla::cpu {
 namespace {
 
 using detail::Implementation;
+
+std::string missing_nothing() { return {}; }
 
 #if defined(__x86_64__)
 
@@ -22,7 +24,7 @@ struct Rows {
   std::array<const Implementation*, 4> order;
 
   Rows() {
-    if (features().fast_dot) {
+    if (bf16_dot_is_fast()) {
       order = {&avx512bf16, &avx512, &avx2, &scalar};
     } else {  // the bf16 dot instructions are there but slower than widening to f32: only when asked for by name
       order = {&avx512, &avx512bf16, &avx2, &scalar};

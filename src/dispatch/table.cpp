@@ -1,17 +1,20 @@
 // The implementations in the order in which they are tried.
+#include <vector>
+
+#include "cpu/implementations.hpp"
 #include "dispatch/implementation.hpp"
 #include "reference/implementation.hpp"
 
 namespace flashqla::detail {
 
-namespace {
-
-constexpr const Implementation* kImplementations[] = {
-    &reference::kImplementation,
-};
-
-}  // namespace
-
-std::span<const Implementation* const> implementations() { return kImplementations; }
+std::span<const Implementation* const> implementations() {
+  static const std::vector<const Implementation*> all = [] {
+    std::vector<const Implementation*> rows;
+    for (const Implementation* row : cpu::implementations()) rows.push_back(row);
+    rows.push_back(&reference::kImplementation);
+    return rows;
+  }();
+  return all;
+}
 
 }  // namespace flashqla::detail
