@@ -118,14 +118,13 @@ def venv_python():
     return os.path.join(VENV, "bin", "python")
 
 
-def pip_command():
-    """How to run pip for .venv: its own, one of this Python's, or the one of Debian's python3-pip-whl. None if there is none."""
-    if os.path.exists(os.path.join(VENV, "bin", "pip")):
-        return [venv_python(), "-m", "pip"]
-    if not glob.glob(os.path.join(DEPS, "usr/share/python-wheels/pip-*.whl")):
+def add_pip():
+    """Puts the pip of Debian's python3-pip-whl into .venv."""
+    wheels = os.path.join(DEPS, "usr/share/python-wheels/pip-*.whl")
+    if not glob.glob(wheels):
         apt_unpack("python3-pip-whl")
-    wheels = glob.glob(os.path.join(DEPS, "usr/share/python-wheels/pip-*.whl"))
-    return [venv_python(), os.path.join(wheels[0], "pip")] if wheels else None
+    found = glob.glob(wheels)
+    return bool(found) and succeeds([venv_python(), os.path.join(found[0], "pip"), "install", "-q", "--no-index", found[0]])
 
 
 def create_venv(system_packages):
@@ -143,10 +142,8 @@ def create_venv(system_packages):
         made = importlib.util.find_spec("virtualenv") and succeeds([sys.executable, "-m", "virtualenv", "-q"] + options + [VENV])
     if not made:
         fail("could not make a virtual environment. " + apt_hint)
-    pip = pip_command()
-    if not pip:
+    if not (os.path.exists(os.path.join(VENV, "bin", "pip")) or add_pip()):
         fail("there is no pip for the virtual environment. " + apt_hint)
-    return pip
 
 
 def link_site_packages(name, folders):
@@ -168,7 +165,8 @@ def build_venv(own_torch):
     pinned_torch = next(line for line in lines if line.startswith("torch=="))
     quiet = ["--disable-pip-version-check", "--no-input"] + ([] if sys.stdout.isatty() else ["-q"])
 
-    pip = [*create_venv(system_packages=bool(own_torch)), "install", *quiet]
+    create_venv(system_packages=bool(own_torch))
+    pip = [venv_python(), "-m", "pip", "install", *quiet]
     if own_torch and sys.prefix != sys.base_prefix:  # this Python is an environment itself, and its torch may be there
         link_site_packages("flashqla-torch.pth", site.getsitepackages())
     say("installing the tools of requirements-dev.txt")
