@@ -33,13 +33,14 @@ struct InputTensors {
 
 /// Where states come from and go to. Without indices, `initial_state` and `final_state` have N rows, the latter in f32 (f64 with f64 problems).
 /// With indices the two are pools (f32, bf16 or f16; any number of rows), and may be the same memory: the state is then updated in place.
+/// `stored` and `token_states` may be that pool, too (same pointer, dtype and strides). No row of a pool may be written twice, or written for one
+/// sequence and read for another; the row that a sequence starts from may be written for that sequence.
 struct StateTensors {
   ConstTensorView initial_state;  ///< [N or slots, Hv, K, V]; absent: every sequence starts from zero
   TensorView final_state;       ///< [N or slots, Hv, K, V]; absent: final states are not wanted
   ConstTensorView read;     ///< [N], or [N,P] with `accepted`: row of `initial_state` where sequence n starts; -1 starts from zero
   ConstTensorView write;    ///< [N]: row of `final_state` that receives sequence n's last state; -1 does not write it. If both are -1 the sequence is
                             ///< padding: its rows of o are zero and nothing else is touched. No row may be written twice, or written for one
-                            ///< sequence and read for another
   ConstTensorView accepted;  ///< [N], recurrent_forward only: sequence n starts at row read[n, accepted[n] - 1] (1 <= accepted <= P)
 };
 
@@ -51,7 +52,7 @@ struct ChunkForwardTensors {
   ConstTensorView stored_rows;     ///< [number of stored states], optional with StoredStates::every: row of `stored` for each, -1 skips it
   ConstTensorView prefix_lengths;  ///< [N], optional with StoredStates::every: tokens that precede each sequence; states are then stored where
                                    ///< (prefix + position) is a multiple of n, floor((prefix + len) / n) - floor(prefix / n) a sequence
-  TensorView g_cumulative;  ///< [B,T,Hv] f32, optional: cumulative log decay inside each 64-token chunk (a decay below -128, where its exponential is zero in f32, counts as -128)
+  TensorView g_cumulative;  ///< [B,T,Hv] f32 (f64 with f64 problems), optional: cumulative log decay inside each 64-token chunk (a decay below -128, where its exponential is zero in f32, counts as -128)
   TensorView a;             ///< [B,T,Hv,64] in q's dtype, optional: (I + stril(beta_i k_i.k_j))^-1 of each chunk, ungated; column = position in the chunk
 };
 
@@ -114,6 +115,12 @@ Plan<RecurrentForward> plan(const RecurrentForward& descriptor, int threads = 1)
 void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, const Parallel& parallel);
 void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, const Parallel& parallel);
 void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors, Workspace workspace, const Parallel& parallel);
+
+/// Everything that run() checks, workspace and threads excepted. Tensors may come without memory (null data): those are checked in dtype, shape and
+/// strides, and unless all have memory no contents (offsets, rows) are looked at. Allocates.
+void check(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors);
+void check(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors);
+void check(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors);
 
 /// Plan and run in one call with a workspace of its own, on own_pool(). For tests and small programs.
 void chunk_forward(const ChunkForward& descriptor, const ChunkForwardTensors& tensors);

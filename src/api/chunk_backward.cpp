@@ -55,9 +55,9 @@ void check_lengths(const Sequences& sequences, std::int64_t longest) {
   }
 }
 
-ChunkBackwardArguments check(const ChunkBackward& d, const ChunkBackwardTensors& t) {
+ChunkBackwardArguments checked(const ChunkBackward& d, const ChunkBackwardTensors& t, Memory memory) {
   const Problem& p = d.problem;
-  Checker checker;
+  Checker checker(memory);
   ChunkBackwardArguments arguments;
   arguments.inputs = check_inputs(checker, p, t.inputs);
   check_states(checker, p, t);
@@ -68,9 +68,6 @@ ChunkBackwardArguments check(const ChunkBackward& d, const ChunkBackwardTensors&
                            LastDimension::contiguous});
   check_gradients(checker, p, t);
   checker.check_overlaps();
-  check_offsets(arguments.inputs.sequences);
-  check_lengths(arguments.inputs.sequences, d.max_sequence_tokens);
-
   arguments.max_sequence_tokens = d.max_sequence_tokens;
   arguments.initial_state = state_view(t.initial_state, p.state_layout);
   arguments.d_final_state = state_view(t.d_final_state, p.state_layout);
@@ -83,6 +80,10 @@ ChunkBackwardArguments check(const ChunkBackward& d, const ChunkBackwardTensors&
   arguments.d_initial_state = state_view(t.d_initial_state, p.state_layout);
   arguments.d_a_log = head_view(t.d_a_log);
   arguments.d_dt_bias = head_view(t.d_dt_bias);
+
+  if (!checker.complete()) return arguments;
+  check_offsets(arguments.inputs.sequences);
+  check_lengths(arguments.inputs.sequences, d.max_sequence_tokens);
   return arguments;
 }
 
@@ -90,9 +91,13 @@ ChunkBackwardArguments check(const ChunkBackward& d, const ChunkBackwardTensors&
 
 Plan<ChunkBackward> plan(const ChunkBackward& descriptor, int threads) { return make_plan(resolved(descriptor), threads, 0); }
 
+void check(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors) {
+  checked(plan.descriptor, tensors, Memory::optional);
+}
+
 void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, const Parallel& parallel) {
   check_call(plan, workspace, parallel);
-  execute(plan, check(plan.descriptor, tensors), workspace, parallel);
+  execute(plan, checked(plan.descriptor, tensors, Memory::required), workspace, parallel);
 }
 
 void chunk_backward(const ChunkBackward& descriptor, const ChunkBackwardTensors& tensors) { plan_and_run(descriptor, tensors); }

@@ -85,9 +85,11 @@ void check_written_rows(const ChunkForwardArguments& arguments, const ChunkForwa
   book.check(arguments.states, states.initial_state, sequences);
 }
 
-ChunkForwardArguments check(const ChunkForward& d, const ChunkForwardTensors& t, std::byte* scratch) {
+std::int64_t max_writes(const ChunkForward& d) { return d.problem.sequences() + max_stored_states(d); }
+
+ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& t, std::byte* scratch, Memory memory) {
   const Problem& p = d.problem;
-  Checker checker;
+  Checker checker(memory);
   ChunkForwardArguments arguments;
   arguments.inputs = check_inputs(checker, p, t.inputs);
   require_absent(t.states.accepted, "accepted", "only to recurrent_forward");
@@ -95,7 +97,7 @@ ChunkForwardArguments check(const ChunkForward& d, const ChunkForwardTensors& t,
   const Dimension batch{"B", p.batch}, tokens{"T", p.tokens}, heads{"Hv", p.heads_v};
   checker.require(t.o, {"o", {batch, tokens, heads, {"V", p.dim_v}}, {p.dtype}, Role::output, LastDimension::contiguous});
   check_stored(checker, d, t);
-  checker.optional(t.g_cumulative, {"g_cumulative", {batch, tokens, heads}, {DType::f32}, Role::output});
+  checker.optional(t.g_cumulative, {"g_cumulative", {batch, tokens, heads}, exact_dtypes(p), Role::output});
   checker.optional(t.a,
                    {"a", {batch, tokens, heads, {"chunk", kTokensPerChunk}}, {p.dtype}, Role::output, LastDimension::contiguous});
   checker.check_overlaps();
@@ -108,6 +110,7 @@ ChunkForwardArguments check(const ChunkForward& d, const ChunkForwardTensors& t,
   arguments.g_cumulative = token_view(t.g_cumulative);
   arguments.a = token_view(t.a);
 
+  if (!checker.complete()) return arguments;
   check_offsets(arguments.inputs.sequences);
   check_state_indices(arguments.states, t.states, p.sequences());
   check_prefixes(arguments);
@@ -120,12 +123,18 @@ ChunkForwardArguments check(const ChunkForward& d, const ChunkForwardTensors& t,
 
 Plan<ChunkForward> plan(const ChunkForward& descriptor, int threads) {
   const ChunkForward d = resolved(descriptor);
-  return make_plan(d, threads, RowBook::bytes(d.problem.sequences() + max_stored_states(d)));
+  return make_plan(d, threads, RowBook::bytes(max_writes(d)));
+}
+
+void check(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors) {
+  std::vector<RowBook::Write> scratch(static_cast<std::size_t>(max_writes(plan.descriptor)));
+  checked(plan.descriptor, tensors, reinterpret_cast<std::byte*>(scratch.data()), Memory::optional);
 }
 
 void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, const Parallel& parallel) {
   check_call(plan, workspace, parallel);
-  execute(plan, check(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data)), workspace, parallel);
+  execute(plan, checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required), workspace,
+          parallel);
 }
 
 void chunk_forward(const ChunkForward& descriptor, const ChunkForwardTensors& tensors) { plan_and_run(descriptor, tensors); }
@@ -137,7 +146,7 @@ std::vector<ImplementationReport> explain(const ChunkForward& descriptor) {
 std::int64_t num_stored_states(const ChunkForward& descriptor, const ConstTensorView& cu_seqlens,
                                const ConstTensorView& prefix_lengths) {
   const ChunkForward d = resolved(descriptor);
-  Checker checker;
+  Checker checker(Memory::required);
   ChunkForwardArguments arguments;
   arguments.inputs.sequences = check_sequences(checker, d.problem, cu_seqlens);
   arguments.stored_states = d.stored_states;

@@ -13,9 +13,8 @@ void check_gate(Checker& checker, const Problem& p, const InputTensors& t) {
   if (p.gate == Gate::none) {
     require_absent(t.g, "g", "only with a Gate other than none");
   } else {
-    const DTypeSet cumulative = p.dtype == DType::f64 ? DTypeSet{DType::f64, DType::f32} : DTypeSet{DType::f32};
-    checker.require(t.g,
-                    {"g", {{"B", p.batch}, {"T", p.tokens}, {"Hv", p.heads_v}}, p.gate == Gate::cumulative ? cumulative : small});
+    checker.require(
+        t.g, {"g", {{"B", p.batch}, {"T", p.tokens}, {"Hv", p.heads_v}}, p.gate == Gate::cumulative ? exact_dtypes(p) : small});
   }
   if (p.gate == Gate::computed) {
     checker.require(t.a_log, {"a_log", {{"Hv", p.heads_v}}, small});

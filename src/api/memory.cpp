@@ -78,6 +78,7 @@ bool extent_fits(const ConstTensorView& view) {
     if (__builtin_add_overflow(distance < 0 ? below : above, distance, &total) || total < -kLimit || total > kLimit) return false;
     (distance < 0 ? below : above) = total;
   }
+  if (view.data == nullptr) return true;
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   return address >= static_cast<std::uintptr_t>(-below) && address <= UINTPTR_MAX - static_cast<std::uintptr_t>(above);
 }

@@ -13,7 +13,8 @@ std::int64_t num_elements(const ConstTensorView& view);
 
 std::string strides_text(const ConstTensorView& view);
 
-/// Whether no element is further than 2^60 bytes from the first, and no address wraps. The functions below rely on it.
+/// Whether no element is further than 2^60 bytes from the first, and no address wraps (unless it is null). The functions below
+/// rely on it.
 bool extent_fits(const ConstTensorView& view);
 
 /// Whether no two elements share memory. Says no to exotic interleavings that do not.

@@ -60,9 +60,12 @@ void check_written_rows(const RecurrentForwardArguments& arguments, const Recurr
   book.check(arguments.states, states.initial_state, sequences);
 }
 
-RecurrentForwardArguments check(const RecurrentForward& d, const RecurrentForwardTensors& t, std::byte* scratch) {
+std::int64_t max_writes(const RecurrentForward& d) { return d.problem.sequences() + d.problem.batch * d.problem.tokens; }
+
+RecurrentForwardArguments checked(const RecurrentForward& d, const RecurrentForwardTensors& t, std::byte* scratch,
+                                  Memory memory) {
   const Problem& p = d.problem;
-  Checker checker;
+  Checker checker(memory);
   RecurrentForwardArguments arguments;
   arguments.inputs = check_inputs(checker, p, t.inputs);
   arguments.states = check_states(checker, p, t.states);
@@ -77,6 +80,7 @@ RecurrentForwardArguments check(const RecurrentForward& d, const RecurrentForwar
   arguments.token_states = state_view(t.token_states, p.state_layout);
   arguments.token_rows = index_view(t.token_rows);
 
+  if (!checker.complete()) return arguments;
   check_offsets(arguments.inputs.sequences);
   check_state_indices(arguments.states, t.states, p.sequences());
   if (t.token_rows.present()) {
@@ -92,13 +96,19 @@ RecurrentForwardArguments check(const RecurrentForward& d, const RecurrentForwar
 
 Plan<RecurrentForward> plan(const RecurrentForward& descriptor, int threads) {
   const RecurrentForward d = resolved(descriptor);
-  return make_plan(d, threads, RowBook::bytes(d.problem.sequences() + d.problem.batch * d.problem.tokens));
+  return make_plan(d, threads, RowBook::bytes(max_writes(d)));
+}
+
+void check(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors) {
+  std::vector<RowBook::Write> scratch(static_cast<std::size_t>(max_writes(plan.descriptor)));
+  checked(plan.descriptor, tensors, reinterpret_cast<std::byte*>(scratch.data()), Memory::optional);
 }
 
 void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors, Workspace workspace,
          const Parallel& parallel) {
   check_call(plan, workspace, parallel);
-  execute(plan, check(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data)), workspace, parallel);
+  execute(plan, checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required), workspace,
+          parallel);
 }
 
 void recurrent_forward(const RecurrentForward& descriptor, const RecurrentForwardTensors& tensors) {

@@ -33,9 +33,8 @@ StateArguments check_states(Checker& checker, const Problem& p, const StateTenso
     require_absent(t.read, "read", "only with initial_state");
   }
   if (t.final_state.present()) {
-    const DTypeSet dense = p.dtype == DType::f64 ? DTypeSet{DType::f64, DType::f32} : DTypeSet{DType::f32};
     require_state(checker, t.final_state, "final_state", p, t.write.present() ? slots : one_each,
-                  t.write.present() ? small_dtypes(p) : dense, Role::state_output);
+                  t.write.present() ? small_dtypes(p) : exact_dtypes(p), Role::state_output);
   } else {
     require_absent(t.write, "write", "only with final_state");
   }

@@ -18,9 +18,14 @@ bool shape_fits(const ConstTensorView& view, std::initializer_list<Dimension> sh
   return true;
 }
 
-void check_memory(const ConstTensorView& view, const Expectation& expected) {
+}  // namespace
+
+void Checker::check_memory(const ConstTensorView& view, const Expectation& expected) {
   if (num_elements(view) == 0) return;
-  if (view.data == nullptr) invalid(expected.name, "memory for its " + shape_text(view) + " elements", "a null pointer");
+  if (view.data == nullptr) {
+    if (memory_ == Memory::required) invalid(expected.name, "memory for its " + shape_text(view) + " elements", "a null pointer");
+    complete_ = false;
+  }
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   const std::int64_t bytes = element_bytes(view.dtype);
   if (address % static_cast<std::uintptr_t>(bytes) != 0) {
@@ -32,8 +37,6 @@ void check_memory(const ConstTensorView& view, const Expectation& expected) {
     invalid(expected.name, "strides that give every element memory of its own, as it is written", strides_text(view));
   }
 }
-
-}  // namespace
 
 void Checker::require(const ConstTensorView& view, const Expectation& expected) {
   if (!shape_fits(view, expected.shape)) {
@@ -56,6 +59,7 @@ void Checker::check_overlaps() const {
       const Entry& x = entries_[static_cast<std::size_t>(i)];
       const Entry& y = entries_[static_cast<std::size_t>(j)];
       if (is_input(x.role) && is_input(y.role)) continue;
+      if (x.view.data == nullptr || y.view.data == nullptr) continue;
       if (certainly_disjoint(x.view, y.view)) continue;
       if (is_state(x.role) && is_state(y.role) && same_pool(x.view, y.view)) continue;
       const Entry& written = is_input(x.role) ? y : x;
@@ -76,6 +80,10 @@ bool same_pool(const ConstTensorView& x, const ConstTensorView& y) {
 DTypeSet small_dtypes(const Problem& problem) {
   const DTypeSet floats{DType::f32, DType::bf16, DType::f16};
   return problem.dtype == DType::f64 ? floats.with(DType::f64) : floats;
+}
+
+DTypeSet exact_dtypes(const Problem& problem) {
+  return problem.dtype == DType::f64 ? DTypeSet{DType::f64, DType::f32} : DTypeSet{DType::f32};
 }
 
 namespace {

@@ -24,8 +24,13 @@ struct Expectation {
   LastDimension last = LastDimension::any;
 };
 
+/// Whether tensors may come without memory, to be checked in everything but their contents.
+enum class Memory { required, optional };
+
 class Checker {
  public:
+  explicit Checker(Memory memory) : memory_(memory) {}
+
   /// Throws unless `view` is as expected. An absent one has the wrong shape.
   void require(const ConstTensorView& view, const Expectation& expected);
 
@@ -38,12 +43,19 @@ class Checker {
   /// through.
   void check_overlaps() const;
 
+  /// Whether every tensor seen has memory, so that contents can be looked at.
+  bool complete() const { return complete_; }
+
  private:
   struct Entry {
     const char* name;
     Role role;
     ConstTensorView view;
   };
+  void check_memory(const ConstTensorView& view, const Expectation& expected);
+
+  Memory memory_;
+  bool complete_ = true;
   std::array<Entry, 32> entries_{};
   int count_ = 0;
 };
@@ -56,6 +68,9 @@ bool same_pool(const ConstTensorView& x, const ConstTensorView& y);
 
 /// Element types of a small tensor (gates, states) of a problem.
 DTypeSet small_dtypes(const Problem& problem);
+
+/// Element types of what is never rounded below single precision (final states, cumulative gates).
+DTypeSet exact_dtypes(const Problem& problem);
 
 // Views as implementations take them, of tensors that have been checked; absent ones give absent ones.
 ConstTokenView token_view(const ConstTensorView& view);
