@@ -40,7 +40,7 @@ struct StateTensors {
   TensorView final_state;       ///< [N or slots, Hv, K, V]; absent: final states are not wanted
   ConstTensorView read;     ///< [N], or [N,P] with `accepted`: row of `initial_state` where sequence n starts; -1 starts from zero
   ConstTensorView write;    ///< [N]: row of `final_state` that receives sequence n's last state; -1 does not write it. If both are -1 the sequence is
-                            ///< padding: its rows of o are zero and nothing else is touched. No row may be written twice, or written for one
+                            ///< padding: its rows of o are zero and nothing else is touched
   ConstTensorView accepted;  ///< [N], recurrent_forward only: sequence n starts at row read[n, accepted[n] - 1] (1 <= accepted <= P)
 };
 
