@@ -1,11 +1,12 @@
 """The gated delta rule in plain PyTorch: what a model would run without flash_qla. The demo and the benchmark measure against it.
 
-Both functions take the leading parameters and the in-operation options of flash_qla.chunk_gated_delta_rule and return (o, final_state or None);
-states are [B,Hv,K,V]. Inputs of 16 bits are computed in fp32 (there is no solve_triangular for them), fp64 stays fp64. Autograd gives the gradients.
+Both functions take the leading parameters and the in-operation options of flash_qla.chunk_gated_delta_rule and return
+(o, final_state or None); states are [B,Hv,K,V]. Inputs of 16 bits are computed in fp32 (there is no solve_triangular for them),
+fp64 stays fp64. Autograd gives the gradients.
 
 chunk_gated_delta_rule: chunks of 64 tokens. With S the state entering a chunk and G = cumulative log decay inside it,
     D_ij = exp(G_i - G_j) for i >= j, else 0          (masked before exp: no overflow, no inf * 0)
-    T    = (I + stril(D * (beta o K K^T)))^-1         (never formed: a triangular solve with the right-hand sides below)
+    T    = (I + stril(D * (beta o K K^T)))^-1         (solve_triangular of the identity)
     U    = T (beta o V),  W = T (beta exp(G) o K)     (all chunks at once)
     E    = U - W S                                    (chunk after chunk from here)
     O    = scale [(exp(G) o Q) S + (D * Q K^T) E]
@@ -20,7 +21,7 @@ TOKENS_PER_CHUNK = 64
 
 
 def _operands(q, k, v, g, beta, scale, l2norm, gate, a_log, dt_bias, sigmoid):
-    """q, k [B,Hq,T,K], v [B,Hv,T,V], log decay g and beta [B,Hv,T] in the computing dtype, with every in-operation option applied."""
+    """q, k [B,Hq,T,K], v [B,Hv,T,V], log decay g and beta [B,Hv,T] in the computing dtype, every in-operation option applied."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
     if l2norm:

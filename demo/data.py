@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-# Folders of the standard library that are not prose-like code: tests, generated tables, other packages that may be installed inside.
+# Folders of the standard library that are not ordinary code: tests, generated tables, packages installed inside.
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 HELD_OUT_EVERY = 20  # one file of so many, or the last such part of a single file
 MIN_BYTES = 100_000

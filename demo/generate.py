@@ -7,8 +7,9 @@ import torch
 
 @torch.inference_mode()
 def differences(model, passage, prefix):
-    """Logits of `passage` ([1,T]) computed in one chunked pass are the yardstick. Returns the largest difference from them of
-    {"pieces": two chunked passes, the second from the states that the first left, "steps": a chunked pass, then byte by byte}, and the logits' RMS."""
+    """The yardstick are the logits of `passage` ([1,T]) in one chunked pass. Returns the largest difference from them of
+    {"pieces": two chunked passes, the second from the states that the first left, "steps": a chunked pass, then byte by byte},
+    and the logits' RMS."""
     whole = model(passage)
     states = model.new_states()
     pieces = torch.cat((model(passage[:, :prefix], states), model(passage[:, prefix:], states)), 1)
@@ -21,7 +22,8 @@ def differences(model, passage, prefix):
 
 @torch.inference_mode()
 def continue_text(model, prompt, length, temperature, seed):
-    """Reads `prompt` ([T] bytes) in one chunked pass and writes `length` bytes one by one. Returns them and the seconds of both phases."""
+    """Reads `prompt` ([T] bytes) in one chunked pass and writes `length` bytes one by one.
+    Returns them and the seconds of both phases."""
     generator = torch.Generator().manual_seed(seed)
     states = model.new_states()
     begin = time.perf_counter()

@@ -1,14 +1,15 @@
 """A small byte-level language model whose mixing layers are gated delta rule layers.
 
-One layer: norm -> projections to q, k, v, an output gate z and, per value head, the raw decay gate a and the raw update strength b
--> short causal convolution over q, k, v -> the operation -> RMS norm per head, times silu(z) -> output projection -> residual; then an MLP.
-The L2 normalisation of q and k, the decay -exp(A_log) softplus(a + dt_bias) and the strength sigmoid(b) are computed inside the operation.
+One layer: norm -> projections to q, k, v, an output gate z and, per value head, the raw decay gate a and the raw update
+strength b -> short causal convolution over q, k, v -> the operation -> RMS norm per head, times silu(z) -> output projection
+-> residual; then an MLP. The L2 normalisation of q and k, the log decay -exp(A_log) softplus(a + dt_bias) and the strength
+sigmoid(b) are computed inside the operation.
 
-The operation is an argument: flash_qla, the plain PyTorch formulation, or none of it (o = v), which keeps every other part of the model.
+The operation is an argument: flash_qla, the plain PyTorch formulation, or none of it (o = v), which keeps all else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import flash_qla
 import torch
@@ -125,7 +126,8 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """tokens [B,T] -> logits [B,T,256] of the next byte. With `states` (from new_states) it continues where they ended and updates them."""
+    """tokens [B,T] -> logits [B,T,256] of the next byte. With `states` (of new_states) it goes on from them
+    and updates them."""
 
     def __init__(self, config, operation):
         super().__init__()

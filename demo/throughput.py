@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from functools import partial
 
 import torch
 from model import FLASH_QLA, PYTORCH
@@ -10,8 +11,8 @@ REPEATS = 5
 
 
 def median_seconds(runs, limit):
-    """Median wall time of each function of the dict `runs`: once to warm up, then in turn, so that a disturbance of the machine hits all alike.
-    Up to REPEATS rounds, fewer (at least one) when they take longer than `limit` seconds."""
+    """Median wall time of each function of the dict `runs`: once to warm up, then in turn, so that a disturbance of the machine
+    hits all alike. Up to REPEATS rounds, fewer (at least one) when they take longer than `limit` seconds."""
     times = {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -65,13 +66,14 @@ def forward_backward(operation, tensors):
 
 
 def operation_rates(lengths, heads_qk, heads_v, dim, limit):
-    """{"forward" | "forward + backward": {operation name: [tokens per second for each of `lengths`]}}; `limit` seconds for everything."""
+    """{"forward" | "forward + backward": {operation name: [tokens per second for each of `lengths`]}},
+    within about `limit` seconds."""
     kinds = {"forward": forward_only, "forward + backward": forward_backward}
     rates = {kind: {op.name: [] for op in (FLASH_QLA, PYTORCH)} for kind in kinds}
     for tokens in lengths:
         tensors = layer_inputs(tokens, heads_qk, heads_v, dim)
         for kind, run in kinds.items():
-            runs = {op.name: (lambda op=op, run=run: run(op, tensors)) for op in (FLASH_QLA, PYTORCH)}
+            runs = {op.name: partial(run, op, tensors) for op in (FLASH_QLA, PYTORCH)}
             for name, seconds in median_seconds(runs, limit * tokens / sum(lengths) / len(kinds)).items():
                 rates[kind][name].append(tokens / seconds)
     return rates

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-
 from data import even_windows, random_windows
 
 BITS = 1 / math.log(2)  # cross entropies are in nats, what is shown in bits per byte
@@ -78,7 +77,8 @@ def held_out_loss(model, windows):
 
 
 def train_side_by_side(models, text, recipe, steps=None):
-    """Trains all `models` for the same steps on the same batches; returns a Course each. `steps` fixes their number instead of the time budget."""
+    """Trains all `models` for the same steps on the same batches; returns a Course each.
+    `steps`: so many of them, instead of as many as the time allows."""
     generator = torch.Generator().manual_seed(recipe.seed)
     windows = even_windows(text.held_out, recipe.evaluation_windows, recipe.window)
     courses = [Course(model.operation.name) for model in models]
@@ -87,7 +87,7 @@ def train_side_by_side(models, text, recipe, steps=None):
     while share < 1:
         batch = random_windows(text.train, recipe.batch, recipe.window, generator)
         factor = rate_at(share, step)
-        for model, course, optimizer in zip(models, courses, optimizers):
+        for model, course, optimizer in zip(models, courses, optimizers, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = recipe.rate * factor
             train_step(model, course, optimizer, batch)
@@ -95,7 +95,7 @@ def train_side_by_side(models, text, recipe, steps=None):
         share = min(1.0, step / steps if steps else (time.perf_counter() - start) / recipe.seconds)
         if int(share * recipe.evaluations) > evaluated or step == 1:
             evaluated = int(share * recipe.evaluations)
-            for model, course in zip(models, courses):
+            for model, course in zip(models, courses, strict=True):
                 course.held_out.append((course.bytes_seen, held_out_loss(model, windows).mean().item()))
         latest = ", ".join(f"{c.name} {smoothed(c.train)[-1][1]:.2f}" for c in courses)
         bar.show(share, f"step {step}, training loss: {latest} bits per byte")
