@@ -1,0 +1,257 @@
+#include "harness/run.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+#include <thread>
+
+#include "dispatch/implementation.hpp"
+
+namespace flashqla::test {
+
+namespace {
+
+void run_on_threads(void* context, std::int64_t tasks, Parallel::Task task, void* argument) {
+  const auto threads = static_cast<int>(reinterpret_cast<std::intptr_t>(context));
+  std::atomic<std::int64_t> next{0};
+  const auto work = [&] {
+    for (std::int64_t i = next++; i < tasks; i = next++) task(argument, i);
+  };
+  std::vector<std::thread> pool;
+  for (int i = 0; i < threads; ++i) pool.emplace_back(work);
+  for (std::thread& thread : pool) thread.join();
+}
+
+/// Forces one implementation while it lives.
+class ForcedImplementation {
+ public:
+  explicit ForcedImplementation(const std::string& name) { setenv("FLASHQLA_IMPL", name.c_str(), 1); }
+  ~ForcedImplementation() { unsetenv("FLASHQLA_IMPL"); }
+};
+
+/// 64-byte aligned and full of NaN, with a guard behind it.
+class PoisonedWorkspace {
+ public:
+  explicit PoisonedWorkspace(std::size_t bytes)
+      : tensor_(DType::f64, {static_cast<std::int64_t>((bytes + 7) / 8)}), bytes_(bytes) {}
+  Workspace get() const { return {bytes_ == 0 ? nullptr : tensor_.view().data, bytes_}; }
+  bool guards_intact() const { return tensor_.gaps_are_poison(); }
+
+ private:
+  Tensor tensor_;
+  std::size_t bytes_;
+};
+
+const Tensor& find(const Tensors& tensors, const char* name) {
+  static const Tensor kAbsent;
+  const auto found = tensors.find(name);
+  return found == tensors.end() ? kAbsent : found->second;
+}
+
+ConstTensorView in(const Tensors& tensors, const char* name) { return find(tensors, name).view(); }
+TensorView out(const Tensors& tensors, const char* name) { return find(tensors, name).view(); }
+
+InputTensors input_tensors(const Tensors& inputs) {
+  InputTensors result;
+  result.q = in(inputs, "q");
+  result.k = in(inputs, "k");
+  result.v = in(inputs, "v");
+  result.g = in(inputs, "g");
+  result.beta = in(inputs, "beta");
+  result.a_log = in(inputs, "a_log");
+  result.dt_bias = in(inputs, "dt_bias");
+  result.cu_seqlens = in(inputs, "cu_seqlens");
+  return result;
+}
+
+StateTensors state_tensors(const Case& c, const Tensors& inputs, const Tensors& outputs) {
+  StateTensors result;
+  result.initial_state = c.pool == Pool::in_place ? ConstTensorView(out(outputs, "final_state")) : in(inputs, "initial_state");
+  result.final_state = out(outputs, "final_state");
+  result.read = in(inputs, "read");
+  if (result.final_state.present()) result.write = in(inputs, "write");
+  result.accepted = in(inputs, "accepted");
+  return result;
+}
+
+template <class Descriptor, class Views>
+void plan_and_run(const Descriptor& descriptor, const Views& views, const RunOptions& options) {
+  const ForcedImplementation forced(options.implementation);
+  const Plan<Descriptor> planned = plan(descriptor, options.threads);
+  if (planned.implementation != options.implementation) {
+    throw std::runtime_error("planned " + planned.implementation + " instead of " + options.implementation);
+  }
+  const PoisonedWorkspace workspace(planned.workspace_bytes);
+  run(planned, views, workspace.get(), threads_of_test(options.threads));
+  if (!workspace.guards_intact()) throw std::runtime_error("wrote past the workspace");
+}
+
+void run_forward(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
+  const ChunkForward descriptor{problem_of(c), c.stored, c.states_every};
+  ChunkForwardTensors views;
+  views.inputs = input_tensors(inputs);
+  views.states = state_tensors(c, inputs, outputs);
+  views.o = out(outputs, "o");
+  views.stored = out(outputs, "stored");
+  views.stored_rows = in(inputs, "stored_rows");
+  views.prefix_lengths = in(inputs, "prefix_lengths");
+  views.g_cumulative = out(outputs, "g_cumulative");
+  views.a = out(outputs, "a");
+  plan_and_run(descriptor, views, options);
+}
+
+void run_backward(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
+  ChunkBackward descriptor{problem_of(c)};
+  if (c.packed()) descriptor.max_sequence_tokens = *std::max_element(c.lengths.begin(), c.lengths.end());
+  ChunkBackwardTensors views;
+  views.inputs = input_tensors(inputs);
+  views.initial_state = in(inputs, "initial_state");
+  views.d_o = in(inputs, "d_o");
+  views.d_final_state = in(inputs, "d_final_state");
+  views.d_q = out(outputs, "d_q");
+  views.d_k = out(outputs, "d_k");
+  views.d_v = out(outputs, "d_v");
+  views.d_g = out(outputs, "d_g");
+  views.d_beta = out(outputs, "d_beta");
+  views.d_initial_state = out(outputs, "d_initial_state");
+  views.d_a_log = out(outputs, "d_a_log");
+  views.d_dt_bias = out(outputs, "d_dt_bias");
+  plan_and_run(descriptor, views, options);
+}
+
+void run_recurrent(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
+  RecurrentForwardTensors views;
+  views.inputs = input_tensors(inputs);
+  views.states = state_tensors(c, inputs, outputs);
+  views.o = out(outputs, "o");
+  views.token_states = out(outputs, "token_states");
+  views.token_rows = in(inputs, "token_rows");
+  plan_and_run(RecurrentForward{problem_of(c)}, views, options);
+}
+
+std::int64_t max_row(const Tensor& rows) {
+  double highest = -1;
+  for (double row : rows.values()) highest = std::max(highest, row);
+  return static_cast<std::int64_t>(highest);
+}
+
+std::vector<std::int64_t> to_integers(const Tensor& tensor) {
+  std::vector<std::int64_t> result;
+  for (double value : tensor.values()) result.push_back(static_cast<std::int64_t>(value));
+  return result;
+}
+
+/// With gaps when the case has padded strides.
+Tensor output_like(const Case& c, DType dtype, std::vector<std::int64_t> sizes, std::int64_t inner_dims) {
+  if (c.strides != Strides::padded && c.strides != Strides::reversed) return Tensor(dtype, std::move(sizes));
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  std::int64_t next = 1;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = next;
+    const bool innermost = inner_dims > 0 && d + 1 == sizes.size();
+    next = next * sizes[d] + (innermost ? 3 : 2);
+  }
+  return Tensor(dtype, std::move(sizes), std::move(strides), 1);
+}
+
+void make_state_outputs(const Case& c, const Tensors& inputs, Tensors& outputs) {
+  const bool by_key = c.layout == StateLayout::key_value;
+  const auto states = [&](DType dtype, std::int64_t rows) {
+    return output_like(c, dtype, {rows, c.Hv, by_key ? c.K : c.V, by_key ? c.V : c.K}, 1);
+  };
+  const bool pooled = inputs.count("read") > 0;
+  const DType wide = c.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (c.final && c.pool == Pool::in_place) outputs["final_state"] = inputs.at("initial_state").clone();
+  if (c.final && c.pool != Pool::in_place) {
+    outputs["final_state"] = pooled ? states(c.state_dtype, inputs.at("initial_state").sizes()[0]) : states(wide, c.sequences());
+  }
+  if (c.op == Op::forward && c.stored != StoredStates::none) {
+    const Tensor& rows = find(inputs, "stored_rows");
+    std::vector<std::int64_t> prefix(static_cast<std::size_t>(c.sequences()));
+    if (c.prefix) prefix = to_integers(inputs.at("prefix_lengths"));
+    outputs["stored"] = states(c.state_dtype, rows.present() ? max_row(rows) + 2 : c.stored_count(prefix));
+  }
+  if (c.op == Op::recurrent && c.token_states) {
+    const Tensor& rows = find(inputs, "token_rows");
+    outputs["token_states"] = states(c.state_dtype, rows.present() ? max_row(rows) + 2 : c.B * c.T);
+  }
+}
+
+void make_gradient_outputs(const Case& c, const Tensors& inputs, Tensors& outputs) {
+  const auto add = [&](const char* name) {
+    const Tensor& input = find(inputs, name);
+    if (!input.present()) return;
+    const bool wide = c.f32_gradients && input.dtype() != DType::f64;
+    outputs[std::string("d_") + name] =
+        output_like(c, wide ? DType::f32 : input.dtype(), input.sizes(), input.sizes().size() == 4 ? 1 : 0);
+  };
+  for (const char* name : {"q", "k", "v", "g", "beta", "initial_state", "a_log", "dt_bias"}) add(name);
+}
+
+}  // namespace
+
+Parallel threads_of_test(int threads) {
+  Parallel parallel;
+  parallel.threads = threads;
+  if (threads > 1) {
+    parallel.context = reinterpret_cast<void*>(static_cast<std::intptr_t>(threads));
+    parallel.run = run_on_threads;
+  }
+  return parallel;
+}
+
+Tensors make_outputs(const Case& c, const Tensors& inputs) {
+  Tensors outputs;
+  if (c.op == Op::backward) {
+    make_gradient_outputs(c, inputs, outputs);
+    return outputs;
+  }
+  outputs["o"] = output_like(c, c.dtype, {c.B, c.T, c.Hv, c.V}, 1);
+  make_state_outputs(c, inputs, outputs);
+  if (c.op == Op::forward && c.extras) {
+    outputs["g_cumulative"] = Tensor(c.dtype == DType::f64 ? DType::f64 : DType::f32, {c.B, c.T, c.Hv});
+    outputs["a"] = output_like(c, c.dtype, {c.B, c.T, c.Hv, kTokensPerChunk}, 1);
+  }
+  return outputs;
+}
+
+void run_case_into(const Case& c, const Tensors& inputs, const RunOptions& options, Tensors& outputs) {
+  if (c.op == Op::forward) run_forward(c, inputs, options, outputs);
+  if (c.op == Op::backward) run_backward(c, inputs, options, outputs);
+  if (c.op == Op::recurrent) run_recurrent(c, inputs, options, outputs);
+  for (const auto& [name, tensor] : outputs) {
+    if (!tensor.gaps_are_poison()) throw std::runtime_error("wrote outside " + name);
+  }
+}
+
+Values run_case(const Case& c, const Tensors& inputs, const RunOptions& options) {
+  Tensors outputs = make_outputs(c, inputs);
+  run_case_into(c, inputs, options, outputs);
+  Values values;
+  for (const auto& [name, tensor] : outputs) values[name] = tensor.values();
+  return values;
+}
+
+Case in_double(Case c) {
+  c.dtype = c.gate_dtype = c.state_dtype = DType::f64;
+  c.strides = Strides::dense;
+  return c;
+}
+
+Values truth(const Case& c, const Tensors& inputs) { return run_case(in_double(c), in_double(inputs), {"reference", 1}); }
+
+std::vector<std::string> cpu_implementations(Op op) {
+  std::vector<std::string> names;
+  for (const detail::Implementation* row : detail::implementations()) {
+    const std::string name = row->name;
+    if (name.rfind("cpu-", 0) != 0 || !row->missing().empty()) continue;
+    const bool has = op == Op::forward    ? row->chunk_forward.run != nullptr
+                     : op == Op::backward ? row->chunk_backward.run != nullptr
+                                          : row->recurrent_forward.run != nullptr;
+    if (has) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace flashqla::test
