@@ -1,0 +1,115 @@
+"""Shapes of the results, for torch.compile and meta tensors.
+
+Errors must read the same as those of a call, so the checks are the C++ library's here too: it is asked about meta tensors of the sizes that a
+symbolic size stands for at the moment. It reads no memory and adds no guard.
+"""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from ._call import call
+from ._load import OPS
+
+_TOKENS_PER_CHUNK = 64
+
+
+def _known_size(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else getattr(size.node, "_hint", None)
+
+
+def _meta_like(tensor: Tensor) -> Tensor | None:
+    sizes = [_known_size(size) for size in tensor.shape]
+    strides = [_known_size(stride) for stride in tensor.stride()]
+    if None in sizes or None in strides:
+        return None
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
+
+
+def _check(name: str, arguments: tuple) -> None:
+    with unset_fake_temporarily():
+        concrete = [_meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
+        if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
+            return  # a size that only the data will tell: the call itself checks it
+        answers = call(f"explain_{name}", tuple(concrete))
+    if all(answers[1::2]):
+        reasons = "; ".join(f"{i}: {reason}" for i, reason in zip(answers[::2], answers[1::2], strict=True))
+        raise NotImplementedError(f"no implementation takes this call: {reasons}")
+
+
+def _state_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _state_shape(leading: list, q: Tensor, v: Tensor, state_v_first: bool) -> list:
+    dims = [v.shape[3], q.shape[3]] if state_v_first else [q.shape[3], v.shape[3]]
+    return [*leading, v.shape[2], *dims]
+
+
+def _forward(name: str):
+    def fake(*arguments):
+        _check(name, arguments)
+        q, _, v, _, _, _, _, cu_seqlens, *_, state_v_first, _, output_final_state = arguments
+        return v.new_empty(v.shape, dtype=q.dtype), _final_state(q, v, cu_seqlens, state_v_first, output_final_state)
+
+    return fake
+
+
+def _final_state(q, v, cu_seqlens, state_v_first, wanted):
+    if not wanted:
+        return q.new_empty([0], dtype=_state_dtype(q))
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return q.new_empty(_state_shape([sequences], q, v, state_v_first), dtype=_state_dtype(q))
+
+
+def _low_level(*arguments):
+    _check("chunk_forward_low_level", arguments)
+    q, _, v, _, _, _, _, cu_seqlens, *_, state_v_first, _, output_final_state, output_h = arguments
+    batch, tokens, heads, _ = v.shape
+    g = q.new_empty([batch, tokens, heads], dtype=_state_dtype(q))
+    a = q.new_empty([batch, tokens, heads, _TOKENS_PER_CHUNK])
+    if not output_h:
+        h = q.new_empty([0])
+    else:
+        if cu_seqlens is None:
+            rows = batch * ((tokens + _TOKENS_PER_CHUNK - 1) // _TOKENS_PER_CHUNK)
+        else:
+            rows = torch.library.get_ctx().new_dynamic_size()
+        h = q.new_empty(_state_shape([rows], q, v, state_v_first))
+    return g, a, v.new_empty(v.shape), h, _final_state(q, v, cu_seqlens, state_v_first, output_final_state)
+
+
+def _pool(name: str):
+    def fake(*arguments):
+        _check(name, arguments)
+        return arguments[2].new_empty(arguments[2].shape)
+
+    return fake
+
+
+def _chunk_backward(*arguments):
+    _check("chunk_backward", arguments)
+    q, k, v, g, beta, A_log, dt_bias, *_, initial_state, _, _, wanted = arguments
+    results = []
+    for bit, tensor in enumerate((q, k, v, g, beta, initial_state, A_log, dt_bias)):
+        dtype = q.dtype if tensor is None else tensor.dtype
+        results.append(q.new_empty(tensor.shape if wanted >> bit & 1 else [0], dtype=dtype))
+    return tuple(results)
+
+
+def register() -> None:
+    kernels = {
+        "chunk_forward": _forward("chunk_forward"),
+        "chunk_forward_training": _forward("chunk_forward"),
+        "recurrent_forward": _forward("recurrent_forward"),
+        "chunk_forward_low_level": _low_level,
+        "chunk_forward_pool": _pool("chunk_forward_pool"),
+        "recurrent_forward_pool": _pool("recurrent_forward_pool"),
+        "chunk_backward": _chunk_backward,
+    }
+    for name, kernel in kernels.items():
+        torch.library.register_fake(f"flashqla::{name}", kernel)
+
+
+if OPS:
+    register()
