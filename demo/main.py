@@ -16,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "demo")]
 
-import flash_qla  # noqa: E402
 import torch  # noqa: E402
 from data import even_windows, load_text, random_windows, readable  # noqa: E402
 from generate import continue_text, differences  # noqa: E402
@@ -24,6 +23,8 @@ from model import FLASH_QLA, NONE, PYTORCH, ByteModel, Config  # noqa: E402
 from picture import draw  # noqa: E402
 from throughput import layer_inputs, model_rates, operation_rates  # noqa: E402
 from train import Recipe, held_out_loss, train_side_by_side  # noqa: E402
+
+import flash_qla  # noqa: E402
 
 MARGIN_BITS = 0.1  # a byte: the least by which the held-out loss must be lower for "clearly better"
 MAX_DIFFERENCE = 1e-4  # between the logits of chunked prefill and of decode, relative to their RMS, in fp32

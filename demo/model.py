@@ -11,11 +11,12 @@ The operation is an argument: flash_qla, the plain PyTorch formulation, or none 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import flash_qla
 import torch
 import torch.nn.functional as F
 import torch_formulation
 from torch import nn
+
+import flash_qla
 
 BYTES = 256
 

@@ -1,5 +1,5 @@
-// Arguments and results of an op as they cross the stable ABI: a stack of 64-bit values, in the order of the schema. Reading an argument takes over
-// its reference, so an op reads all of them, whatever happens later.
+// Arguments and results of an op as they cross the stable ABI: a stack of 64-bit values, in the order of the schema. Reading an
+// argument takes over its reference, so an op reads all of them, whatever happens later.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

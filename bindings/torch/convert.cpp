@@ -97,11 +97,11 @@ Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement plac
   const auto device = beside.device();
   const auto type = placement == Placement::nowhere ? torch::headeronly::DeviceType::Meta : device.type();
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(),
-      torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(scalar_type_of(dtype))),
-      torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)), placement == Placement::nowhere ? 0 : device.index(),
-      &handle));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(scalar_type_of(dtype))),
+                               torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)),
+                               placement == Placement::nowhere ? 0 : device.index(), &handle));
   return Tensor(handle);
 }
 

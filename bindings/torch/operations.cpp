@@ -37,8 +37,14 @@ TensorView wanted_view(const char* name, const Tensor& tensor, bool wanted) {
 }  // namespace
 
 Inputs::Inputs(ArgumentReader& reader)
-    : q(reader.tensor()), k(reader.tensor()), v(reader.tensor()), g(reader.optional_tensor()), beta(reader.optional_tensor()),
-      a_log(reader.optional_tensor()), dt_bias(reader.optional_tensor()), cu_seqlens(reader.optional_tensor()) {
+    : q(reader.tensor()),
+      k(reader.tensor()),
+      v(reader.tensor()),
+      g(reader.optional_tensor()),
+      beta(reader.optional_tensor()),
+      a_log(reader.optional_tensor()),
+      dt_bias(reader.optional_tensor()),
+      cu_seqlens(reader.optional_tensor()) {
   problem.scale = reader.read<std::optional<double>>();
   gate_ = reader.read<std::string>();
   beta_mode_ = reader.read<std::string>();
@@ -66,9 +72,14 @@ void Inputs::interpret() {
 }
 
 InputTensors Inputs::views() const {
-  return {const_view("q", q),         const_view("k", k),         const_view("v", v),
-          const_view("g", g),         const_view("beta", beta),   const_view("A_log", a_log),
-          const_view("dt_bias", dt_bias), const_view("cu_seqlens", cu_seqlens)};
+  return {const_view("q", q),
+          const_view("k", k),
+          const_view("v", v),
+          const_view("g", g),
+          const_view("beta", beta),
+          const_view("A_log", a_log),
+          const_view("dt_bias", dt_bias),
+          const_view("cu_seqlens", cu_seqlens)};
 }
 
 std::vector<std::int64_t> Inputs::lengths() const {
@@ -132,7 +143,10 @@ void ChunkForwardOp::write_results(ResultWriter& results) const {
 }
 
 ChunkForwardLowLevelOp::ChunkForwardLowLevelOp(ArgumentReader& reader, Placement placement)
-    : inputs(reader), initial_state(reader.optional_tensor()), want_final_state(reader.read<bool>()), want_h(reader.read<bool>()) {
+    : inputs(reader),
+      initial_state(reader.optional_tensor()),
+      want_final_state(reader.read<bool>()),
+      want_h(reader.read<bool>()) {
   inputs.interpret();
   const Problem& problem = inputs.problem;
   initial_state = with_contiguous_rows(initial_state);
@@ -175,8 +189,13 @@ void ChunkForwardLowLevelOp::write_results(ResultWriter& results) const {
 }
 
 ChunkForwardPoolOp::ChunkForwardPoolOp(ArgumentReader& reader, Placement placement)
-    : inputs(reader), state(reader.tensor()), read(reader.optional_tensor()), write(reader.optional_tensor()),
-      states_every(reader.read<std::int64_t>()), checkpoints(reader.optional_tensor()), checkpoint_rows(reader.optional_tensor()),
+    : inputs(reader),
+      state(reader.tensor()),
+      read(reader.optional_tensor()),
+      write(reader.optional_tensor()),
+      states_every(reader.read<std::int64_t>()),
+      checkpoints(reader.optional_tensor()),
+      checkpoint_rows(reader.optional_tensor()),
       prefix_lengths(reader.optional_tensor()) {
   inputs.interpret();
   o = inputs.empty_like_v(placement);
@@ -192,7 +211,7 @@ ChunkForwardTensors ChunkForwardPoolOp::tensors() const {
   tensors.states.initial_state = const_view("state", state);
   tensors.states.final_state = mutable_view("state", state);
   tensors.states.read = const_view("read_rows", read);
-  tensors.states.write = const_view("write_rows", write);
+  tensors.states.write = const_view("write_rows", write ? write : read);
   tensors.o = mutable_view("o", o);
   if (states_every != 0) tensors.stored = mutable_view("checkpoints", checkpoints ? *checkpoints : state);
   tensors.stored_rows = const_view("checkpoint_rows", checkpoint_rows);
@@ -223,8 +242,13 @@ void RecurrentForwardOp::write_results(ResultWriter& results) const {
 }
 
 RecurrentForwardPoolOp::RecurrentForwardPoolOp(ArgumentReader& reader, Placement placement)
-    : inputs(reader), state(reader.tensor()), read(reader.optional_tensor()), write(reader.optional_tensor()),
-      accepted(reader.optional_tensor()), token_states(reader.optional_tensor()), token_rows(reader.optional_tensor()) {
+    : inputs(reader),
+      state(reader.tensor()),
+      read(reader.optional_tensor()),
+      write(reader.optional_tensor()),
+      accepted(reader.optional_tensor()),
+      token_states(reader.optional_tensor()),
+      token_rows(reader.optional_tensor()) {
   inputs.interpret();
   o = inputs.empty_like_v(placement);
 }

@@ -1,5 +1,5 @@
-// One struct per op: reads its arguments in the order of its schema, owns the tensors (copies included) and the results, and offers the descriptor and
-// views that the library takes. What the arguments mean is said in schema.cpp and in include/flashqla.
+// One struct per op: reads its arguments in the order of its schema, owns the tensors (copies included) and the results, and
+// offers the descriptor and views that the library takes. What the arguments mean is said in schema.cpp and in include/flashqla.
 #pragma once
 
 #include "boxing.hpp"
@@ -84,7 +84,7 @@ struct ChunkBackwardOp {
 
   Inputs inputs;
   OptionalTensor initial_state, d_o, d_final_state;
-  std::int64_t wanted;  // bit i: the i-th result below
+  std::int64_t wanted;                                                     // bit i: the i-th result below
   Tensor d_q, d_k, d_v, d_g, d_beta, d_initial_state, d_a_log, d_dt_bias;  // no element when not wanted
 };
 

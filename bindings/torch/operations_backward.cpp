@@ -9,7 +9,10 @@ enum Result : std::int64_t { kQ = 1, kK = 2, kV = 4, kG = 8, kBeta = 16, kInitia
 }  // namespace
 
 ChunkBackwardOp::ChunkBackwardOp(ArgumentReader& reader, Placement placement)
-    : inputs(reader), initial_state(reader.optional_tensor()), d_o(reader.optional_tensor()), d_final_state(reader.optional_tensor()),
+    : inputs(reader),
+      initial_state(reader.optional_tensor()),
+      d_o(reader.optional_tensor()),
+      d_final_state(reader.optional_tensor()),
       wanted(reader.read<std::int64_t>()) {
   inputs.interpret();
   initial_state = with_contiguous_rows(initial_state);
@@ -18,7 +21,8 @@ ChunkBackwardOp::ChunkBackwardOp(ArgumentReader& reader, Placement placement)
   const auto result_like = [&](const char* name, std::int64_t bit, const OptionalTensor& tensor) {
     const bool is_wanted = (wanted & bit) != 0;
     if (is_wanted && !tensor) throw InvalidArgument(std::string(name) + ": a gradient is wanted but the tensor was not given");
-    const auto sizes = is_wanted ? std::vector<std::int64_t>(tensor->sizes().begin(), tensor->sizes().end()) : std::vector<std::int64_t>{0};
+    const auto sizes =
+        is_wanted ? std::vector<std::int64_t>(tensor->sizes().begin(), tensor->sizes().end()) : std::vector<std::int64_t>{0};
     return empty(sizes, tensor ? dtype_of(name, *tensor) : inputs.problem.dtype, placement, inputs.q);
   };
   d_q = result_like("q", kQ, inputs.q);

@@ -10,7 +10,8 @@ namespace {
 using namespace flashqla;            // NOLINT(google-build-using-namespace)
 using namespace flashqla::bindings;  // NOLINT(google-build-using-namespace)
 
-/// The stable ABI turns every exception into a RuntimeError. The mark in front names the Python type; flash_qla/_call.py puts it back.
+/// The stable ABI turns every exception into a RuntimeError. The mark in front names the Python type; flash_qla/_call.py puts it
+/// back.
 template <class Function>
 void with_marked_errors(const Function& function) {
   try {
@@ -69,14 +70,14 @@ STABLE_TORCH_LIBRARY_IMPL(flashqla, CPU, library) {
   library.impl("recurrent_forward_pool", run_op<RecurrentForwardPoolOp>);
 }
 
-#define FLASHQLA_EXPLANATIONS(key)                                                              \
-  STABLE_TORCH_LIBRARY_IMPL(flashqla, key, library) {                                           \
-    library.impl("explain_chunk_forward", explain_op<ChunkForwardOp>);                          \
-    library.impl("explain_chunk_forward_low_level", explain_op<ChunkForwardLowLevelOp>);        \
-    library.impl("explain_chunk_forward_pool", explain_op<ChunkForwardPoolOp>);                 \
-    library.impl("explain_chunk_backward", explain_op<ChunkBackwardOp>);                        \
-    library.impl("explain_recurrent_forward", explain_op<RecurrentForwardOp>);                  \
-    library.impl("explain_recurrent_forward_pool", explain_op<RecurrentForwardPoolOp>);         \
+#define FLASHQLA_EXPLANATIONS(key)                                                       \
+  STABLE_TORCH_LIBRARY_IMPL(flashqla, key, library) {                                    \
+    library.impl("explain_chunk_forward", explain_op<ChunkForwardOp>);                   \
+    library.impl("explain_chunk_forward_low_level", explain_op<ChunkForwardLowLevelOp>); \
+    library.impl("explain_chunk_forward_pool", explain_op<ChunkForwardPoolOp>);          \
+    library.impl("explain_chunk_backward", explain_op<ChunkBackwardOp>);                 \
+    library.impl("explain_recurrent_forward", explain_op<RecurrentForwardOp>);           \
+    library.impl("explain_recurrent_forward_pool", explain_op<RecurrentForwardPoolOp>);  \
   }
 FLASHQLA_EXPLANATIONS(CPU)
 FLASHQLA_EXPLANATIONS(Meta)

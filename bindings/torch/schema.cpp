@@ -5,8 +5,8 @@
 //   beta_mode  "one" (beta absent), "given", "sigmoid" or "doubled_sigmoid"
 //   cu_seqlens on the CPU, or absent: one sequence per batch entry
 // A result that was not asked for is a tensor without elements: optional results do not survive torch.compile.
-// explain_X has the arguments of X, checks them without reading any memory (meta tensors will do) and writes nothing; it returns pairs of
-// (implementation, why it refuses: empty if it would take the call), in the order in which they are tried.
+// explain_X has the arguments of X, checks them without reading any memory (meta tensors will do) and writes nothing; it returns
+// pairs of (implementation, why it refuses: empty if it would take the call), in the order in which they are tried.
 #include <string>
 
 #include "boxing.hpp"
@@ -42,10 +42,12 @@ STABLE_TORCH_LIBRARY(flashqla, library) {
   // The same operation twice: autograd is registered for the second alone, so that calls that want no gradient do not pay for it.
   define("chunk_forward" + kChunkForward + two);
   define("chunk_forward_training" + kChunkForward + two);
-  define("chunk_forward_low_level" + kChunkForwardLowLevel + " -> (Tensor g_cumulative, Tensor A, Tensor o, Tensor h, Tensor final_state)");
+  define("chunk_forward_low_level" + kChunkForwardLowLevel +
+         " -> (Tensor g_cumulative, Tensor A, Tensor o, Tensor h, Tensor final_state)");
   define("chunk_forward_pool" + chunk_pool("Tensor(a!)", "Tensor(b!)?") + " -> Tensor o");
-  define("chunk_backward" + kChunkBackward +
-         " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor d_initial_state, Tensor dA_log, Tensor ddt_bias)");
+  define(
+      "chunk_backward" + kChunkBackward +
+      " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dg, Tensor dbeta, Tensor d_initial_state, Tensor dA_log, Tensor ddt_bias)");
   define("recurrent_forward" + kChunkForward + two);
   define("recurrent_forward_pool" + recurrent_pool("Tensor(a!)", "Tensor(b!)?") + " -> Tensor o");
 

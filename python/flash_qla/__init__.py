@@ -1,6 +1,7 @@
 """The gated delta rule for PyTorch: forward, backward and step by step, on the CPU.
 
-Importing never fails. If the compiled library cannot be loaded, the first call raises and says why; `device_support("cpu")` says it too.
+Importing never fails. If the compiled library cannot be loaded, the first call raises and says why; `device_support("cpu")`
+says it too.
 """
 
 from . import _autograd, _fake  # noqa: F401  (they register gradients and shapes with torch)

@@ -1,6 +1,7 @@
 """From the keywords of the public functions to the arguments that every op starts with.
 
-Only what the C++ library cannot see is checked here: keywords that contradict each other or that belong to the peers. See docs/math.md for the formulas.
+Only what the C++ library cannot see is checked here: keywords that contradict each other or that belong to the peers. See
+docs/math.md for the formulas.
 """
 
 import warnings

@@ -27,8 +27,7 @@ def _backward(ctx, d_o, d_final_state):
     *inputs, initial_state = ctx.saved_tensors
     wanted = sum(1 << bit for bit, i in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[i])
     arguments = (*inputs, *ctx.options, initial_state, d_o, d_final_state, wanted)
-    if not torch.compiler.is_compiling():
-        warn_if_slow("chunk_backward", arguments)
+    warn_if_slow("chunk_backward", arguments)
     gradients = call("chunk_backward", arguments)
     for bit, i in enumerate(_DIFFERENTIABLE):
         if wanted >> bit & 1:
@@ -37,11 +36,15 @@ def _backward(ctx, d_o, d_final_state):
 
 
 def _no_second_derivative(ctx, *gradients):
-    raise NotImplementedError("flash_qla: second derivatives of the gated delta rule do not exist; the backward cannot be differentiated")
+    raise NotImplementedError(
+        "flash_qla: second derivatives of the gated delta rule do not exist; the backward cannot be differentiated"
+    )
 
 
 def _refuse_vmap(info, in_dims, *arguments):
-    raise NotImplementedError("flash_qla: vmap over the gated delta rule does not exist; fold the mapped dimension into the batch dimension")
+    raise NotImplementedError(
+        "flash_qla: vmap over the gated delta rule does not exist; fold the mapped dimension into the batch dimension"
+    )
 
 
 def register() -> None:

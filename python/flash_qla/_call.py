@@ -1,20 +1,42 @@
 """Calls an op and gives its errors the Python type they were thrown for.
 
-The checks live in the C++ library and nowhere else. The stable ABI turns every C++ exception into a RuntimeError, so the op library marks the
-message with the type (bindings/torch/ops_cpu.cpp).
+The checks live in the C++ library and nowhere else. The stable ABI turns every C++ exception into a RuntimeError, so the op
+library marks the message with the type (bindings/torch/ops_cpu.cpp).
 """
 
 import os
 import re
+import sys
 import warnings
 
 import torch
 
 from ._load import OPS, not_loaded
 
-_MARKED = re.compile(r"flashqla:(TypeError|ValueError|NotImplementedError): (.*)", re.DOTALL)
+_MARKED = re.compile(r"flashqla:(TypeError|ValueError|NotImplementedError): (\w+)(.*)", re.DOTALL)
 _TYPES = {"TypeError": TypeError, "ValueError": ValueError, "NotImplementedError": NotImplementedError}
-_SCHEMA_MISMATCH = "Expected a value of type"
+_SCHEMA_MISMATCH = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'")
+
+# Where the C++ library's names are not those of the Python arguments.
+_RENAMED = {
+    "a_log": "A_log",
+    "batch": "batch size",
+    "dim_k": "head size of q and k",
+    "dim_v": "head size of v",
+    "dtype": "q",
+    "heads_qk": "heads of q and k",
+    "heads_v": "heads of v",
+    "d_o": "do",
+    "d_final_state": "dht",
+}
+_RENAMED_IN_POOLS = {
+    "initial_state": "state_pool",
+    "final_state": "state_pool",
+    "read": "read_rows",
+    "write": "write_rows",
+    "stored": "checkpoints",
+    "stored_rows": "checkpoint_rows",
+}
 
 
 def call(name: str, arguments: tuple):
@@ -23,41 +45,54 @@ def call(name: str, arguments: tuple):
     if op is None:
         raise not_loaded()
     if torch.compiler.is_compiling():
-        return op(*arguments)
+        return op(*arguments)  # its fake kernel calls with_typed_errors
+    return with_typed_errors(name, arguments)
+
+
+def with_typed_errors(name: str, arguments: tuple):
+    """`call` outside of torch.compile's tracing."""
     try:
-        return op(*arguments)
+        return OPS[name](*arguments)
     except RuntimeError as error:
-        translated = _translated(op, arguments, error)
+        translated = _translated(name, arguments, error)
         if translated is None:
             raise
         raise translated from None
 
 
-def _translated(op, arguments: tuple, error: RuntimeError) -> Exception | None:
+def _translated(name: str, arguments: tuple, error: RuntimeError) -> Exception | None:
     text = str(error)
-    marked = _MARKED.search(text)
-    if marked:
-        return _TYPES[marked[1]](marked[2].strip())
-    if _SCHEMA_MISMATCH in text:
-        return TypeError(text.splitlines()[0])
-    return _device_error(op, arguments)
+    if marked := _MARKED.search(text):
+        kind, subject, rest = marked.groups()
+        if name.endswith("_pool"):
+            subject = _RENAMED_IN_POOLS.get(subject, subject)
+        return _TYPES[kind](_RENAMED.get(subject, subject) + rest.strip())
+    if mismatch := _SCHEMA_MISMATCH.search(text):
+        expected, subject, got = mismatch.groups()
+        return TypeError(f"{subject}: expected {expected}, got {got}")
+    return device_error(name, arguments)
 
 
-def _device_error(op, arguments: tuple) -> Exception | None:
-    """The dispatcher found no kernel: tensors on several devices, or on one that we have no kernels for."""
-    names = [argument.name for argument in op._schema.arguments]
-    devices = {name: value.device for name, value in zip(names, arguments, strict=True) if isinstance(value, torch.Tensor)}
-    for name, device in devices.items():
+def device_error(name: str, arguments: tuple) -> Exception | None:
+    """The dispatcher found no kernel: tensors on several devices, or on one that there are no kernels for."""
+    names = [argument.name for argument in OPS[name]._schema.arguments]
+    devices = {n: value.device for n, value in zip(names, arguments, strict=True) if isinstance(value, torch.Tensor)}
+    for subject, device in devices.items():
         if device != devices["q"]:
-            return ValueError(f"{name}: expected device {devices['q']} as q, got {device}")
+            return ValueError(f"{subject}: expected device {devices['q']} as q, got {device}")
     reason = device_support(devices["q"])
     return NotImplementedError(reason) if reason else None
 
 
 def device_support(device: torch.device | str) -> str | None:
-    """None if the operations run on `device`, else a sentence that says why not."""
+    """None if the operations run on `device`, else a sentence that says why not.
+
+    >>> import flash_qla
+    >>> flash_qla.device_support("mps")
+    "flash_qla has no kernels for device type 'mps': this build runs on the CPU only"
+    """
     kind = torch.device(device).type
-    if kind == "cpu":
+    if kind in ("cpu", "meta"):
         return str(not_loaded()) if not OPS else None
     return f"flash_qla has no kernels for device type '{kind}': this build runs on the CPU only"
 
@@ -67,23 +102,39 @@ _warned: set[str] = set()
 
 
 def warn_if_slow(name: str, arguments: tuple) -> None:
-    """One warning for each reason why the slow reference has to run. Costs one look-up in a set once a kind of call is known."""
+    """One warning for each reason why the slow reference has to run. Costs a look-up in a set once a kind of call is known."""
+    if torch.compiler.is_compiling():
+        return  # the fake kernels ask
     q, _, v = arguments[:3]
-    kind = (name, q.dtype, q.shape[-1], v.shape[-1], *arguments[9:13])
+    if not isinstance(q, torch.Tensor) or not isinstance(v, torch.Tensor) or q.dim() != 4 or v.dim() != 4:
+        return  # the call itself will say so
+    kind = (name, q.dtype, q.shape[3], v.shape[3], *arguments[9:13])
     if kind in _known:
         return
-    answers = call(f"explain_{name}", arguments)
+    warn_if_reference(name, q.dtype, call(f"explain_{name}", arguments))
     _known.add(kind)
-    if q.dtype == torch.float64 or os.environ.get("FLASHQLA_IMPL") == "reference":
+
+
+def warn_if_reference(name: str, dtype: torch.dtype, answers: list[str]) -> None:
+    """`answers`: pairs of implementation and reason, as explain_* ops return them."""
+    if dtype == torch.float64 or os.environ.get("FLASHQLA_IMPL") == "reference":
         return
-    refusals = []
+    refusals = {}
     for implementation, reason in zip(answers[::2], answers[1::2], strict=True):
         if not reason:
             break
-        refusals.append(f"{implementation}: {reason}")
-    else:
-        return
-    text = f"flash_qla.{name} runs on the slow reference implementation, because " + "; ".join(refusals)
-    if implementation == "reference" and text not in _warned:
+        refusals[implementation] = reason
+    text = f"flash_qla: {name} runs on the slow reference implementation, because " + "; ".join(
+        f"{i}: {r}" for i, r in refusals.items()
+    )
+    if implementation == "reference" and implementation not in refusals and text not in _warned:
         _warned.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=_levels_to_caller())
+
+
+def _levels_to_caller() -> int:
+    """How far up the stack the first frame outside this package is, as warnings.warn counts."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("flash_qla"):
+        level, frame = level + 1, frame.f_back
+    return level

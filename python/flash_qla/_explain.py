@@ -8,7 +8,7 @@ from ._call import call
 
 
 class Explanation(list):
-    """(implementation, reason) in the order in which they are tried; the reason is empty if it takes the call. str() is a readable table."""
+    """(implementation, why it refuses) in the order in which they are tried; an empty reason: it takes the call. str() is a table."""
 
     def __init__(self, operation: str, answers: list[tuple[str, str]]):
         super().__init__(answers)
@@ -57,7 +57,7 @@ def explain(
     cp_context: object = None,
     head_first: bool = False,
 ) -> Explanation:
-    """Says which implementation `chunk_gated_delta_rule` would run for these arguments, and why the others refuse. Computes nothing.
+    """Which implementation `chunk_gated_delta_rule` would run for these arguments, and why others refuse. Computes nothing.
 
     Takes the arguments of `chunk_gated_delta_rule`, which are checked as there (meta tensors will do), and:
 

@@ -1,14 +1,14 @@
 """Shapes of the results, for torch.compile and meta tensors.
 
-Errors must read the same as those of a call, so the checks are the C++ library's here too: it is asked about meta tensors of the sizes that a
-symbolic size stands for at the moment. It reads no memory and adds no guard.
+Errors must read the same as those of a call, so the checks are the C++ library's here too: it is asked about meta tensors of
+the sizes that a symbolic size stands for at the moment. It reads no memory and adds no guard.
 """
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ._call import call
+from ._call import device_error, warn_if_reference, with_typed_errors
 from ._load import OPS
 
 _TOKENS_PER_CHUNK = 64
@@ -27,11 +27,15 @@ def _meta_like(tensor: Tensor) -> Tensor | None:
 
 
 def _check(name: str, arguments: tuple) -> None:
+    error = device_error(name, arguments)
+    if error is not None:
+        raise error
     with unset_fake_temporarily():
         concrete = [_meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
         if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
             return  # a size that only the data will tell: the call itself checks it
-        answers = call(f"explain_{name}", tuple(concrete))
+        answers = with_typed_errors(f"explain_{name}", tuple(concrete))
+    warn_if_reference(name, arguments[0].dtype, answers)
     if all(answers[1::2]):
         reasons = "; ".join(f"{i}: {reason}" for i, reason in zip(answers[::2], answers[1::2], strict=True))
         raise NotImplementedError(f"no implementation takes this call: {reasons}")

@@ -81,8 +81,8 @@ def chunk_gated_delta_rule(
         ValueError, TypeError: an argument is wrong; the message names it.
         NotImplementedError: the call is legal, but nothing here can run it.
 
-    Gradients come in the dtype of their inputs, for any of q, k, v, g, beta, initial_state, A_log, dt_bias. Results and gradients do
-    not depend on the number of threads, bit for bit. Second derivatives and vmap are refused.
+    Gradients come in the dtype of their inputs, for any of q, k, v, g, beta, initial_state, A_log, dt_bias. Results and
+    gradients do not depend on the number of threads, bit for bit. Second derivatives and vmap are refused.
 
     >>> import torch
     >>> from flash_qla import chunk_gated_delta_rule
@@ -157,12 +157,11 @@ def chunk_gated_delta_rule_fwd(
 
     Returns:
         (g, A, o, h, final_state, cp_cache):
-        g [B, T, Hv] float32, the sum of the log decay from the start of the chunk up to each token (a token's decay below -128, whose
-        exponential is 0, counts as -128);
-        A [B, T, Hv, 64] in the dtype of k, (I + stril(beta_i k_i.k_j))^-1 of each chunk: row = token, column = position in the chunk,
-        unit diagonal, zeros above it, no decay in it;
-        o [B, T, Hv, V]; h [B, ceil(T / 64), Hv, K, V] in the dtype of k, or [1, sum(ceil(length / 64)), ...] with ``cu_seqlens``, or
-        None; final_state [N, Hv, K, V] float32 or None; cp_cache None.
+        g [B, T, Hv] float32, the sum of the log decay from the start of the chunk up to each token (a token's decay below
+        -128, whose exponential is 0, counts as -128); A [B, T, Hv, 64] in the dtype of k, (I + stril(beta_i k_i.k_j))^-1 of
+        each chunk: row = token, column = position in the chunk, unit diagonal, zeros above it, no decay in it; o [B, T, Hv,
+        V]; h [B, ceil(T / 64), Hv, K, V] in the dtype of k, or [1, sum(ceil(length / 64)), ...] with ``cu_seqlens``, or None;
+        final_state [N, Hv, K, V] float32 or None; cp_cache None.
 
     >>> import torch
     >>> from flash_qla import chunk_gated_delta_rule_fwd
@@ -215,9 +214,9 @@ def chunk_gated_delta_rule_bwd(
         cp_context: must be None.
 
     Returns:
-        (dq, dk, dv, db, dg, dh0): dq, dk, dv in the dtype of q; db [B, T, Hv] in the dtype of beta; dg [B, T, Hv] float32 with respect to
-        the raw log decay of each token, not to the cumulative g; dh0 [N, Hv, K, V] float32, or None without ``initial_state``. db is None
-        without beta.
+        (dq, dk, dv, db, dg, dh0): dq, dk, dv in the dtype of q; db [B, T, Hv] in the dtype of beta; dg [B, T, Hv] float32
+        with respect to the raw log decay of each token, not to the cumulative g; dh0 [N, Hv, K, V] float32, or None without
+        ``initial_state``. db is None without beta.
 
     >>> import torch
     >>> from flash_qla import chunk_gated_delta_rule_bwd, chunk_gated_delta_rule_fwd
@@ -246,7 +245,9 @@ def chunk_gated_delta_rule_bwd(
     if initial_state is not None:
         wanted |= 1 << 5
         if initial_state.dtype in (torch.bfloat16, torch.float16):
-            state = initial_state.float()  # exact; the gradient comes in the dtype of what it belongs to, and callers expect float32
+            state = (
+                initial_state.float()
+            )  # exact; the gradient comes in the dtype of what it belongs to, and callers expect float32
     arguments = (*inputs, state, do, dht, wanted)
     warn_if_slow("chunk_backward", arguments)
     with torch.no_grad():

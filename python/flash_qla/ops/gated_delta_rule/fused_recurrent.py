@@ -32,8 +32,9 @@ def fused_recurrent_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """The same operation as `chunk_gated_delta_rule`, token by token: for one or a few tokens a sequence (any number is right).
 
-    Arguments, results and errors are those of `chunk_gated_delta_rule`, in another order. ``initial_state`` is never written: a new state
-    is returned (`recurrent_gated_delta_rule_pool` works in place). When a gradient is wanted, the chunked operation runs.
+    Arguments, results and errors are those of `chunk_gated_delta_rule`, in another order. ``initial_state`` is never written:
+    a new state is returned (`recurrent_gated_delta_rule_pool` works in place). When a gradient is wanted, the chunked
+    operation runs.
 
     Args:
         gk, gv: decays per key or value dimension; must be None.
@@ -51,7 +52,9 @@ def fused_recurrent_gated_delta_rule(
     """
     for name, value in (("gk", gk), ("gv", gv)):
         if value is not None:
-            raise NotImplementedError(f"{name}: a decay for each dimension of a head is not computed here; pass one decay a head as g")
+            raise NotImplementedError(
+                f"{name}: a decay for each dimension of a head is not computed here; pass one decay a head as g"
+            )
     if isinstance(beta, Tensor) and beta.dim() == 4:
         raise NotImplementedError("beta: a strength for each value dimension is not computed here; pass one a head, [B, T, Hv]")
     inputs = op_inputs(

@@ -1,0 +1,216 @@
+"""The operations on a pool of states that the caller owns, in place: for serving. They have no gradient.
+
+A pool is [slots, Hv, K, V] (or [slots, Hv, V, K] with ``state_v_first``) in float32, bfloat16 or float16. Slots may lie any
+distance apart; a slot's last dimension is contiguous. An entry reads its first state from one slot and writes its last one to
+another (default: the same):
+
+- read -1: start from zero. write -1: not written. Both -1: padding; its rows of o are zero and nothing else is touched.
+- No slot may be written twice in a call, nor written for one entry and read for another.
+"""
+
+import torch
+from torch import Tensor
+
+from ..._arguments import choose_offsets, op_inputs, refuse_gradient
+from ..._call import call, warn_if_slow
+
+
+def chunk_gated_delta_rule_pool(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    state_pool: Tensor,
+    read_rows: Tensor,
+    *,
+    write_rows: Tensor | None = None,
+    states_every: int | None = None,
+    checkpoints: Tensor | None = None,
+    checkpoint_rows: Tensor | None = None,
+    prefix_lengths: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> Tensor:
+    """Prefill: `chunk_gated_delta_rule` from and into a pool of states; keeps states at regular places for prefix caching.
+
+    Shapes, dtypes and options as in `chunk_gated_delta_rule`.
+
+    Args:
+        state_pool: [slots, Hv, K, V]; written.
+        read_rows: [N], int32 or int64: slot that each sequence starts from, -1 for zero.
+        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``.
+        states_every: also keep the state after every so many tokens of a sequence, a multiple of 64.
+        checkpoints: [rows, Hv, K, V], where they go; written. Default: ``state_pool``, which needs ``checkpoint_rows``.
+        checkpoint_rows: [`num_checkpoints`]: row for each of them in the order of sequences and tokens, -1 skips one.
+            Default: rows 0, 1, ...
+        prefix_lengths: [N]: tokens that came before each sequence; states are then kept where prefix + position is a multiple of
+            ``states_every``.
+
+    Returns:
+        o [B, T, Hv, V].
+
+    >>> import torch
+    >>> from flash_qla import chunk_gated_delta_rule_pool
+    >>> pool = torch.zeros(8, 2, 64, 64)
+    >>> q = k = torch.nn.functional.normalize(torch.randn(1, 200, 2, 64), dim=-1)
+    >>> v, g, beta = torch.randn(1, 200, 2, 64), -torch.rand(1, 200, 2), torch.rand(1, 200, 2)
+    >>> offsets = torch.tensor([0, 150, 200])   # two sequences; the first starts from zero, the second from slot 5
+    >>> o = chunk_gated_delta_rule_pool(
+    ...     q, k, v, g, beta, pool, torch.tensor([-1, 5]), write_rows=torch.tensor([3, 5]), cu_seqlens=offsets,
+    ...     states_every=64, checkpoint_rows=torch.tensor([6, 7]))   # after tokens 64 and 128 of the first
+    >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
+    (torch.Size([1, 200, 2, 64]), [3, 5, 6, 7])
+    """
+    refuse_gradient("chunk_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool)
+    if states_every is None:
+        for name, value in (
+            ("checkpoints", checkpoints),
+            ("checkpoint_rows", checkpoint_rows),
+            ("prefix_lengths", prefix_lengths),
+        ):
+            if value is not None:
+                raise ValueError(f"{name}: belongs to states_every, which was not given")
+    elif states_every < 64 or states_every % 64:
+        raise ValueError(f"states_every: expected a positive multiple of 64, got {states_every}")
+    elif checkpoints is None and checkpoint_rows is None:
+        raise ValueError("checkpoint_rows: needed without checkpoints, to say which slots of state_pool to write")
+    inputs = op_inputs(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )
+    write_rows = read_rows if write_rows is None else write_rows
+    arguments = (*inputs, state_pool, read_rows, write_rows, states_every or 0, checkpoints, checkpoint_rows, prefix_lengths)
+    warn_if_slow("chunk_forward_pool", arguments)
+    return call("chunk_forward_pool", arguments)
+
+
+def num_checkpoints(
+    states_every: int,
+    *,
+    batch: int | None = None,
+    tokens: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    prefix_lengths: Tensor | None = None,
+) -> Tensor:
+    """How many states each sequence keeps with ``states_every``: floor((prefix + length) / n) - floor(prefix / n), int64 [N].
+
+    Sequences are ``batch`` times ``tokens``, or those of ``cu_seqlens``.
+
+    >>> import torch
+    >>> from flash_qla import num_checkpoints
+    >>> num_checkpoints(64, cu_seqlens=torch.tensor([0, 150, 200])).tolist()
+    [2, 0]
+    """
+    offsets = choose_offsets(cu_seqlens, None)
+    if offsets is not None:
+        lengths = offsets.diff().to(torch.int64)
+    elif batch is None or tokens is None:
+        raise ValueError("num_checkpoints: needs cu_seqlens, or batch and tokens")
+    else:
+        lengths = torch.full((batch,), tokens, dtype=torch.int64)
+    prefix = torch.zeros_like(lengths) if prefix_lengths is None else prefix_lengths.to(torch.int64)
+    return (prefix + lengths) // states_every - prefix // states_every
+
+
+def recurrent_gated_delta_rule_pool(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    state_pool: Tensor,
+    read_rows: Tensor,
+    *,
+    write_rows: Tensor | None = None,
+    accepted: Tensor | None = None,
+    token_states: Tensor | None = None,
+    token_rows: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+) -> Tensor:
+    """Decoding and the verification of drafts: `fused_recurrent_gated_delta_rule` from and into a pool of states.
+
+    Shapes, dtypes and options as in `chunk_gated_delta_rule`.
+
+    Rejected drafts cost no copy: keep the state after every token in rows ``token_rows[b, t]`` of the pool, then give those
+    rows as the next call's ``read_rows`` [N, P] and the numbers of accepted tokens as ``accepted``: entry n starts from row
+    ``read_rows[n, accepted[n] - 1]``. That row may be among those that the same entry writes.
+
+    Args:
+        state_pool: [slots, Hv, K, V]; written.
+        read_rows: [N], int32 or int64: slot that each sequence starts from, -1 for zero; [N, P] with ``accepted``.
+        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``; with ``accepted``, none is written.
+        accepted: [N], 1 to P.
+        token_states: [rows, Hv, K, V] or [B, T, Hv, K, V], a buffer apart from the pool for the state after every token; written.
+            Default: none, or ``state_pool`` with ``token_rows``.
+        token_rows: [B, T]: row for each token, -1 skips one. Default with ``token_states``: row b * T + t.
+
+    Returns:
+        o [B, T, Hv, V].
+
+    >>> import torch
+    >>> from flash_qla import recurrent_gated_delta_rule_pool
+    >>> def inputs(tokens):
+    ...     q = k = torch.nn.functional.normalize(torch.randn(2, tokens, 2, 64), dim=-1)
+    ...     return q, k, torch.randn(2, tokens, 2, 64), -torch.rand(2, tokens, 2), torch.rand(2, tokens, 2)
+    >>> pool = torch.zeros(10, 2, 64, 64)
+    >>> o = recurrent_gated_delta_rule_pool(*inputs(1), pool, torch.tensor([0, 1]))   # one token each, in place in slots 0 and 1
+    >>> rows = torch.tensor([[2, 3, 4], [5, 6, 7]])
+    >>> o = recurrent_gated_delta_rule_pool(    # three drafts each, all states kept, slots 0 and 1 as they were
+    ...     *inputs(3), pool, torch.tensor([0, 1]), write_rows=torch.tensor([-1, -1]), token_rows=rows)
+    >>> o = recurrent_gated_delta_rule_pool(    # the first kept one draft, the second all three
+    ...     *inputs(3), pool, rows, accepted=torch.tensor([1, 3]), token_rows=rows)
+    """
+    refuse_gradient("recurrent_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool)
+    inputs = op_inputs(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=scale,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )
+    if token_states is not None and token_states.dim() == 5:
+        token_states = token_states.view(-1, *token_states.shape[2:])
+    arguments = (*inputs, state_pool, read_rows, write_rows, accepted, token_states, token_rows)
+    warn_if_slow("recurrent_forward_pool", arguments)
+    return call("recurrent_forward_pool", arguments)
