@@ -8,7 +8,7 @@ from ._call import call
 
 
 class Explanation(list):
-    """(implementation, why it refuses) in the order in which they are tried; an empty reason: it takes the call. str() is a table."""
+    """(implementation, why it refuses) in the order of trial; an empty reason: it takes the call. str() is a table."""
 
     def __init__(self, operation: str, answers: list[tuple[str, str]]):
         super().__init__(answers)
