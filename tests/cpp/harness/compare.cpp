@@ -96,10 +96,8 @@ double fp32_recurrence_error(const Case& c, const Tensors& inputs) {
   return fp32_recurrence_against_double(forward, inputs);
 }
 
-std::string differences(const Case& c, const Tensors& inputs, const Values& values, const Values& expected) {
+std::string differences(const Case& c, const Tensors& inputs, const Values& values, const Values& expected, double recurrence) {
   std::ostringstream lines;
-  const bool fp32 = c.dtype == DType::f32;
-  const double recurrence = fp32 ? fp32_recurrence_error(c, inputs) : 0;
   for (const auto& [name, truth] : expected) {
     const double error = worst_head(values.at(name), truth, heads_of(c, name));
     const double bound = bound_of(c, name, output_dtype(c, inputs, name), recurrence);
@@ -108,14 +106,35 @@ std::string differences(const Case& c, const Tensors& inputs, const Values& valu
   return lines.str();
 }
 
-std::string check_case(const Case& c, const std::string& implementation, int threads) {
+namespace {
+
+std::string check(const Case& c, const std::vector<std::string>& implementations, int threads) {
   const Tensors inputs = make_inputs(c);
-  try {
-    const std::string lines = differences(c, inputs, run_case(c, inputs, {implementation, threads}), truth(c, inputs));
-    return lines.empty() ? lines : implementation + " on " + to_text(c) + "\n" + lines;
-  } catch (const std::exception& error) {
-    return implementation + " on " + to_text(c) + "\n  threw: " + error.what() + "\n";
+  const double recurrence = c.dtype == DType::f32 ? fp32_recurrence_error(c, inputs) : 0;
+  const Values expected = truth(c, inputs);
+  std::string result;
+  for (const std::string& implementation : implementations) {
+    std::string lines;
+    try {
+      lines = differences(c, inputs, run_case(c, inputs, {implementation, threads}), expected, recurrence);
+    } catch (const std::exception& error) {
+      lines = std::string("  threw: ") + error.what() + "\n";
+    }
+    if (!lines.empty()) result += implementation + " on " + to_text(c) + "\n" + lines;
   }
+  return result;
+}
+
+}  // namespace
+
+std::string check_case(const Case& c, const std::string& implementation, int threads) {
+  return check(c, {implementation}, threads);
+}
+
+std::string check_all(const Case& c, int threads) {
+  std::vector<std::string> implementations = cpu_implementations(c.op);
+  implementations.push_back("reference");
+  return check(c, implementations, threads);
 }
 
 std::string bit_differences(const Values& a, const Values& b) {

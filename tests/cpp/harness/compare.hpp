@@ -24,11 +24,15 @@ double bound_of(const Case& c, const std::string& output, DType output_dtype, do
 /// of the case.
 double fp32_recurrence_error(const Case& c, const Tensors& inputs);
 
-/// Empty when every output of `values` is as near to `expected` as the case's bounds ask; else one line for each that is not.
-std::string differences(const Case& c, const Tensors& inputs, const Values& values, const Values& expected);
+/// Empty when every output of `values` is as near to `expected` as the case's bounds (with `recurrence` as in bound_of) ask; else
+/// one line for each that is not.
+std::string differences(const Case& c, const Tensors& inputs, const Values& values, const Values& expected, double recurrence);
 
 /// Runs `implementation` on the case and compares with the truth.
 std::string check_case(const Case& c, const std::string& implementation, int threads = 1);
+
+/// Likewise every cpu-* implementation that this processor runs, and the reference on the case's own dtypes.
+std::string check_all(const Case& c, int threads = 1);
 
 /// Bit for bit, NaN equal to NaN. Names the outputs that differ.
 std::string bit_differences(const Values& a, const Values& b);

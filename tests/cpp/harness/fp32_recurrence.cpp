@@ -17,10 +17,11 @@ class Recurrence {
  public:
   Recurrence(const Case& c, const Tensors& inputs) : c_(c), inputs_(inputs) {}
 
-  /// o of every used token, then the last states.
+  /// o of every row that belongs to a sequence, and the last states.
   void run(std::vector<double>& o, std::vector<double>& states) {
+    o.assign(static_cast<std::size_t>(c_.B * c_.used() * c_.Hv * c_.V), 0);
     for (std::int64_t n = 0; n < c_.sequences(); ++n) {
-      const std::int64_t first = (c_.packed() ? 0 : n * c_.T) + c_.begin(n);
+      const std::int64_t first = (c_.packed() ? 0 : n * c_.T) + c_.begin(n);  // without packing there is no slack
       for (std::int64_t h = 0; h < c_.Hv; ++h) {
         std::vector<Real> S = initial_state(n, h);
         for (std::int64_t t = 0; t < c_.length(n); ++t) token(first, t, h, S, o);
@@ -101,7 +102,7 @@ class Recurrence {
         row_o[j] += q[i] * S[i * V + j];
       }
     }
-    for (std::size_t j = 0; j < V; ++j) o.push_back(static_cast<double>(scale * row_o[j]));
+    for (std::size_t j = 0; j < V; ++j) o[static_cast<std::size_t>(at) * V + j] = static_cast<double>(scale * row_o[j]);
   }
 
   const Case& c_;
@@ -109,6 +110,10 @@ class Recurrence {
 };
 
 }  // namespace
+
+void double_recurrence(const Case& c, const Tensors& inputs, std::vector<double>& o, std::vector<double>& states) {
+  Recurrence<double>(c, inputs).run(o, states);
+}
 
 double fp32_recurrence_against_double(const Case& c, const Tensors& inputs) {
   std::vector<double> o_float, states_float, o_double, states_double;

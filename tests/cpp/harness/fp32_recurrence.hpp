@@ -10,4 +10,7 @@ namespace flashqla::test {
 /// same in double.
 double fp32_recurrence_against_double(const Case& c, const Tensors& inputs);
 
+/// The same in double: o of every row that belongs to a sequence, and the last state of each sequence and head, [K,V].
+void double_recurrence(const Case& c, const Tensors& inputs, std::vector<double>& o, std::vector<double>& states);
+
 }  // namespace flashqla::test
