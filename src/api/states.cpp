@@ -26,6 +26,7 @@ void require_state(Checker& checker, const ConstTensorView& view, const char* na
 StateArguments check_states(Checker& checker, const Problem& p, const StateTensors& t) {
   const std::int64_t sequences = p.sequences();
   const Dimension one_each{"N", sequences}, slots{"slots", kAnySize};
+  if (!t.read.present()) require_absent(t.accepted, "accepted", "only with read");
   if (t.initial_state.present()) {
     require_state(checker, t.initial_state, "initial_state", p, t.read.present() ? slots : one_each, small_dtypes(p),
                   Role::state_input);
@@ -38,7 +39,6 @@ StateArguments check_states(Checker& checker, const Problem& p, const StateTenso
   } else {
     require_absent(t.write, "write", "only with final_state");
   }
-  if (!t.read.present()) require_absent(t.accepted, "accepted", "only with read");
   if (t.accepted.present()) {
     checker.require(t.accepted, {"accepted", {one_each}, kIndexTypes});
     checker.require(t.read, {"read", {one_each, {"P", kAnySize}}, kIndexTypes});
