@@ -17,10 +17,10 @@ std::string missing_nothing() { return {}; }
 #if defined(__x86_64__)
 
 struct Rows {
-  Implementation scalar{"cpu-scalar", missing_nothing, {}, {}, {}};
-  Implementation avx2{"cpu-avx2", missing_avx2, {}, {}, {}};
-  Implementation avx512{"cpu-avx512", missing_avx512, {}, {}, {}};
-  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, {}, {}, {}};
+  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, {}, {}};
+  Implementation avx2{"cpu-avx2", missing_avx2, avx2::kChunkForward, {}, {}};
+  Implementation avx512{"cpu-avx512", missing_avx512, avx512::kChunkForward, {}, {}};
+  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, avx512bf16::kChunkForward, {}, {}};
   std::array<const Implementation*, 4> order;
 
   Rows() {
@@ -35,7 +35,7 @@ struct Rows {
 #else
 
 struct Rows {
-  Implementation scalar{"cpu-scalar", missing_nothing, {}, {}, {}};
+  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, {}, {}};
   std::array<const Implementation*, 1> order{&scalar};
 };
 

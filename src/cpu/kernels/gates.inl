@@ -1,4 +1,7 @@
 // Decay and beta of a run of tokens of one value head. Included inside an instruction set's namespace, after math.inl.
+#pragma once
+
+#include "cpu/kernels/math.inl"
 
 /// Raw log decays are raised to this at least, so that -inf (forget all) leaves differences of cumulative sums defined. Its
 /// exponential is 0 anyway.

@@ -4,7 +4,8 @@
 // A "dot policy" says what one step along the depth is. F32Dot: one f32 of A times a row of B. Bf16Dot (AVX512_BF16 only): a pair
 // of bf16 of A that are neighbours along the depth times a pair row of B. An algorithm written over the policy differs between
 // the two only in how its operands are packed:
-//   A element type, B element type, kPair (depth of a step), broadcast(a), load(b), accumulate(acc, a, b).
+//   A and B (element types), kPair (depth of a step), broadcast, load_b, accumulate, store_a, store_b.
+#pragma once
 
 struct F32Dot {
   using A = float;
@@ -15,7 +16,22 @@ struct F32Dot {
   static FLASHQLA_INLINE AVec broadcast(const A* a) { return set1(*a); }
   static FLASHQLA_INLINE BVec load_b(const B* b) { return load(b); }
   static FLASHQLA_INLINE Vec accumulate(Vec acc, AVec a, BVec b) { return fmadd(a, b, acc); }
+  /// kWidth elements of A that are neighbours along the depth.
+  static FLASHQLA_INLINE void store_a(A* a, Vec x) { store(a, x); }
+  /// Rows [row, row + kRows) of B, both multiples of kPair.
+  template <int kRows, int kColumns>
+  static FLASHQLA_INLINE void store_b(B* b, std::int64_t b_step, std::int64_t row, const Vec (&c)[kRows][kColumns]) {
+    FLASHQLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) store(b + (row + i) * b_step + j * kWidth, c[i][j]);
+    }
+  }
 };
+
+/// Whether operands are copies in another form, not the f32 arrays themselves.
+template <class Dot>
+inline constexpr bool kPacked = Dot::kPair > 1;
 
 /// Where A and B lie. Strides in elements of A (row: next row of C; step: next step along the depth) and of B (next step).
 template <class Dot>
@@ -81,18 +97,77 @@ FLASHQLA_INLINE void for_row_blocks(std::int64_t first, std::int64_t last, Body 
   }
 }
 
+template <int kRows, int kColumns>
+FLASHQLA_INLINE void clear_block(Vec (&c)[kRows][kColumns]) {
+  FLASHQLA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[i][j] = zero();
+  }
+}
+
 /// C = A B for rows [first, last): `done.template operator()<kRows>(row, c)` takes each finished block (stores it, or works on it
 /// in registers).
 template <class Dot, int kColumns, class Done>
 FLASHQLA_INLINE void multiply_rows(const Operands<Dot>& x, std::int64_t first, std::int64_t last, std::int64_t steps, Done done) {
   for_row_blocks<kColumns>(first, last, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
     Vec c[kRows][kColumns];
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = zero();
-    }
+    clear_block(c);
     multiply_block<Dot, kRows, kColumns>(x, row, steps, c);
     done.template operator()<kRows>(row, c);
   });
+}
+
+/// c += rows [row, row + kRows) of A B where A is lower triangular, with its diagonal or (kStrict) without; row and kRows are
+/// multiples of kPair. Elements of A above the diagonal are not read, except that one which shares a pair with an element below
+/// it: that must be zero.
+template <class Dot, int kRows, int kColumns, bool kStrict>
+FLASHQLA_INLINE void multiply_triangle(const Operands<Dot>& x, std::int64_t row, Vec (&c)[kRows][kColumns]) {
+  constexpr int kPair = Dot::kPair;
+  multiply_block<Dot, kRows, kColumns>(x, row, row / kPair, c);
+  const typename Dot::A* a = x.a + row * x.a_row + row / kPair * x.a_step;
+  const typename Dot::B* b = x.b + row / kPair * x.b_step;
+  FLASHQLA_UNROLL
+  for (int p = 0; p < kRows / kPair; ++p) {
+    typename Dot::BVec bv[kColumns];
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) bv[j] = Dot::load_b(b + p * x.b_step + j * kWidth);
+    FLASHQLA_UNROLL
+    for (int i = p * kPair + (kStrict ? 1 : 0); i < kRows; ++i) {
+      const typename Dot::AVec av = Dot::broadcast(a + i * x.a_row + p * x.a_step);
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) c[i][j] = Dot::accumulate(c[i][j], av, bv[j]);
+    }
+  }
+}
+
+/// (I + L)^-1 of a unit lower triangular matrix [kTokens][kTokens], given `negative` = -L (its strict lower part is read). Above
+/// the diagonal the result holds zeros, or NaN where L has some. Rows in blocks: the finished rows as a product, then the block's
+/// own triangle in registers.
+template <int kTokens>
+inline void invert_unit_lower(const float* negative, float* inverse) {
+  constexpr int kRows = 8;
+  for (int column = 0; column < kTokens; column += kWidth) {
+    for (int row = 0; row < kTokens; row += kRows) {
+      Vec c[kRows][1];
+      FLASHQLA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const Vec up_to = first_lanes(set1(1.0f), row + i - column + 1);
+        c[i][0] = sub(up_to, first_lanes(set1(1.0f), row + i - column));
+      }
+      if (row + kRows > column) {
+        const Operands<F32Dot> x{negative, kTokens, 1, inverse + column, kTokens};
+        multiply_block<F32Dot, kRows, 1>(x, row, row, c);
+        FLASHQLA_UNROLL
+        for (int q = 0; q < kRows; ++q) {
+          FLASHQLA_UNROLL
+          for (int i = q + 1; i < kRows; ++i) {
+            c[i][0] = fmadd(set1(negative[(row + i) * kTokens + row + q]), c[q][0], c[i][0]);
+          }
+        }
+      }
+      FLASHQLA_UNROLL
+      for (int i = 0; i < kRows; ++i) store(inverse + (row + i) * kTokens + column, c[i][0]);
+    }
+  }
 }

@@ -1,4 +1,6 @@
-// Elementary functions on vectors. Included inside an instruction set's namespace, after its header.
+// Elementary functions on vectors. Included inside an instruction set's namespace, after its header. The .inl files name what
+// they need, and one source file compiles them for one instruction set only.
+#pragma once
 
 /// e^x to about 1 ulp; below the smallest normal number (x < -87.34) exactly 0, so that vanishing decays never become slow
 /// denormals; infinity above 88.73; NaN stays NaN.

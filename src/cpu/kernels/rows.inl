@@ -1,41 +1,84 @@
 // Reading and writing rows of q, k, v, o and states: any dtype in memory, f32 inside. Included inside an instruction set's
 // namespace.
-
-/// kWidth elements at p + i, or the first n of them (zeros beyond).
-FLASHQLA_INLINE Vec load_any(const std::byte* p, DType dtype, std::int64_t i, int n) {
-  if (dtype == DType::f32) {
-    const float* f = reinterpret_cast<const float*>(p) + i;
-    return n >= kWidth ? load(f) : load_partial(f, n);
-  }
-  const std::uint16_t* h = reinterpret_cast<const std::uint16_t*>(p) + i;
-  if (dtype == DType::bf16) return n >= kWidth ? load_bf16(h) : load_bf16_partial(h, n);
-  return n >= kWidth ? load_f16(h) : load_f16_partial(h, n);
-}
-
-/// The reverse, rounding to nearest even.
-FLASHQLA_INLINE void store_any(std::byte* p, DType dtype, std::int64_t i, int n, Vec a) {
-  if (dtype == DType::f32) {
-    float* f = reinterpret_cast<float*>(p) + i;
-    n >= kWidth ? store(f, a) : store_partial(f, a, n);
-    return;
-  }
-  std::uint16_t* h = reinterpret_cast<std::uint16_t*>(p) + i;
-  if (dtype == DType::bf16) {
-    n >= kWidth ? store_bf16(h, a) : store_bf16_partial(h, a, n);
-  } else {
-    n >= kWidth ? store_f16(h, a) : store_f16_partial(h, a, n);
-  }
-}
+#pragma once
 
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 FLASHQLA_INLINE int lanes_left(std::int64_t n, std::int64_t i) { return static_cast<int>(n - i < kWidth ? n - i : kWidth); }
 
-/// One row of `width` elements to f32, zeros up to `padded` (a multiple of kWidth).
-inline void load_row(const std::byte* p, DType dtype, std::int64_t width, std::int64_t padded, float* out) {
-  for (std::int64_t i = 0; i < padded; i += kWidth) {
-    store(out + i, i < width ? load_any(p, dtype, i, lanes_left(width, i)) : zero());
+/// kWidth elements at p + i, or the first n of them (zeros beyond).
+template <DType kType>
+FLASHQLA_INLINE Vec load_as(const std::byte* p, std::int64_t i) {
+  if constexpr (kType == DType::f32) return load(reinterpret_cast<const float*>(p) + i);
+  if constexpr (kType == DType::bf16) return load_bf16(reinterpret_cast<const std::uint16_t*>(p) + i);
+  if constexpr (kType == DType::f16) return load_f16(reinterpret_cast<const std::uint16_t*>(p) + i);
+}
+template <DType kType>
+FLASHQLA_INLINE Vec load_as_partial(const std::byte* p, std::int64_t i, int n) {
+  if constexpr (kType == DType::f32) return load_partial(reinterpret_cast<const float*>(p) + i, n);
+  if constexpr (kType == DType::bf16) return load_bf16_partial(reinterpret_cast<const std::uint16_t*>(p) + i, n);
+  if constexpr (kType == DType::f16) return load_f16_partial(reinterpret_cast<const std::uint16_t*>(p) + i, n);
+}
+
+/// The reverse, rounding to nearest even.
+template <DType kType>
+FLASHQLA_INLINE void store_as(std::byte* p, std::int64_t i, Vec a) {
+  if constexpr (kType == DType::f32) store(reinterpret_cast<float*>(p) + i, a);
+  if constexpr (kType == DType::bf16) store_bf16(reinterpret_cast<std::uint16_t*>(p) + i, a);
+  if constexpr (kType == DType::f16) store_f16(reinterpret_cast<std::uint16_t*>(p) + i, a);
+}
+template <DType kType>
+FLASHQLA_INLINE void store_as_partial(std::byte* p, std::int64_t i, int n, Vec a) {
+  if constexpr (kType == DType::f32) store_partial(reinterpret_cast<float*>(p) + i, a, n);
+  if constexpr (kType == DType::bf16) store_bf16_partial(reinterpret_cast<std::uint16_t*>(p) + i, a, n);
+  if constexpr (kType == DType::f16) store_f16_partial(reinterpret_cast<std::uint16_t*>(p) + i, a, n);
+}
+
+/// Calls body.template operator()<kType>() with the element type of `dtype` (f32, bf16 or f16).
+template <class Body>
+FLASHQLA_INLINE void with_type(DType dtype, Body body) {
+  if (dtype == DType::f32) {
+    body.template operator()<DType::f32>();
+  } else if (dtype == DType::bf16) {
+    body.template operator()<DType::bf16>();
+  } else {
+    body.template operator()<DType::f16>();
   }
+}
+
+/// The same for one vector, chosen at run time: for code that is not hot.
+FLASHQLA_INLINE Vec load_any(const std::byte* p, DType dtype, std::int64_t i, int n) {
+  if (dtype == DType::f32) return load_as_partial<DType::f32>(p, i, n);
+  return dtype == DType::bf16 ? load_as_partial<DType::bf16>(p, i, n) : load_as_partial<DType::f16>(p, i, n);
+}
+FLASHQLA_INLINE void store_any(std::byte* p, DType dtype, std::int64_t i, int n, Vec a) {
+  with_type(dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA { store_as_partial<kType>(p, i, n, a); });
+}
+
+/// One row of `width` elements to f32, zeros up to `padded` (a multiple of kWidth).
+template <DType kType>
+FLASHQLA_INLINE void load_row_as(const std::byte* p, std::int64_t width, std::int64_t padded, float* out) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= width; i += kWidth) store(out + i, load_as<kType>(p, i));
+  if (i < width) {
+    store(out + i, load_as_partial<kType>(p, i, lanes_left(width, i)));
+    i += kWidth;
+  }
+  for (; i < padded; i += kWidth) store(out + i, zero());
+}
+inline void load_row(const std::byte* p, DType dtype, std::int64_t width, std::int64_t padded, float* out) {
+  with_type(dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA { load_row_as<kType>(p, width, padded, out); });
+}
+
+/// `width` elements of f32 to a row in memory.
+template <DType kType>
+FLASHQLA_INLINE void store_row_as(const float* row, std::int64_t width, std::byte* p) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= width; i += kWidth) store_as<kType>(p, i, load(row + i));
+  if (i < width) store_as_partial<kType>(p, i, lanes_left(width, i), load(row + i));
+}
+inline void store_row(const float* row, std::int64_t width, DType dtype, std::byte* p) {
+  with_type(dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA { store_row_as<kType>(row, width, p); });
 }
 
 /// x * rsqrt(sum x^2 + eps) in place, where the row is padded with zeros. Returns the factor.
@@ -47,15 +90,23 @@ inline float normalise_row(float* row, std::int64_t padded, double eps) {
   return factor;
 }
 
-/// Rows token .. token + n - 1 of one head as f32 [rows][padded], normalised if `eps` >= 0; rows from n on and columns from
-/// `width` on are zero.
-inline void load_head_rows(const ConstTokenView& view, std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t n,
-                           std::int64_t rows, std::int64_t width, std::int64_t padded, double eps, float* out) {
-  for (std::int64_t t = 0; t < n; ++t) {
-    load_row(view.row(batch, token + t, head), view.dtype, width, padded, out + t * padded);
-    if (eps >= 0.0) normalise_row(out + t * padded, padded, eps);
-  }
+/// `n` rows of `width` elements, `stride` elements apart, as f32 [rows][padded]; rows from n on and columns from `width` on are
+/// zero.
+inline void load_rows(const std::byte* first, DType dtype, std::int64_t stride, std::int64_t n, std::int64_t rows,
+                      std::int64_t width, std::int64_t padded, float* out) {
+  with_type(dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA {
+    for (std::int64_t t = 0; t < n; ++t)
+      load_row_as<kType>(first + t * stride * element_bytes(kType), width, padded, out + t * padded);
+  });
   for (std::int64_t i = n * padded; i < rows * padded; i += kWidth) store(out + i, zero());
+}
+
+/// Rows token .. token + n - 1 of one head of q or k, normalised if the problem says so; as load_rows.
+inline void load_qk_rows(const InputArguments& in, const ConstTokenView& view, std::int64_t batch, std::int64_t token,
+                         std::int64_t head, std::int64_t n, std::int64_t rows, std::int64_t padded, float* out) {
+  load_rows(view.row(batch, token, head), view.dtype, view.stride_token, n, rows, in.problem.dim_k, padded, out);
+  if (!in.problem.qk_l2norm) return;
+  for (std::int64_t t = 0; t < n; ++t) normalise_row(out + t * padded, padded, in.problem.l2norm_eps);
 }
 
 /// [rows][columns] (both multiples of kWidth, row stride from_stride) transposed.
