@@ -1,0 +1,15 @@
+// chunk_backward with AVX2 and FMA.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cpu/chunk_backward.hpp"
+#include "cpu/operations.hpp"
+#include "cpu/simd/avx2.hpp"
+
+#include "cpu/simd/avx2_begin.inc"
+
+#include "cpu/kernels/chunk_backward_all.inl"
+
+#include "cpu/simd/avx2_end.inc"

@@ -1,0 +1,15 @@
+// chunk_backward in plain C++.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cpu/chunk_backward.hpp"
+#include "cpu/operations.hpp"
+#include "cpu/simd/scalar.hpp"
+
+#include "cpu/simd/scalar_begin.inc"
+
+#include "cpu/kernels/chunk_backward_all.inl"
+
+#include "cpu/simd/scalar_end.inc"

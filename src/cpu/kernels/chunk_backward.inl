@@ -1,0 +1,147 @@
+// chunk_backward of one (sequence, q/k head): a first walk over the segments stashes the state before each (and the errors of
+// every token), a second one from the end recomputes the states inside a segment and walks its chunks backwards. Included after
+// chunk_backward_reverse.inl.
+
+/// Gradients of the gate and of beta of one chunk, from the parts that the products left.
+template <class Dot>
+inline void finish_gates(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, double constant,
+                         const float* rows_dot, const float* writes_dot) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const std::int64_t head = run.head_v(member);
+  const Vec numbers = lane_numbers();
+  double d_decay[kTokens];
+  Vec crossing[kLaneBlocks] = {};  // sum over j < t of flow_ij, in lane i
+  double before = constant;
+  for (std::int64_t t = 0; t < place.tokens; ++t) {
+    Vec total = zero();
+    for (std::int64_t l = t / kWidth; l < kLaneBlocks; ++l) total = add(total, from_token(crossing[l], l, t, numbers));
+    d_decay[t] = before + static_cast<double>(sum(total));
+    before += static_cast<double>(writes_dot[t]);
+    for (std::int64_t l = t / kWidth; l < kLaneBlocks; ++l) {
+      crossing[l] = add(crossing[l], load(scratch.flow + t * kTokens + l * kWidth));
+    }
+  }
+  double after = 0.0;
+  for (std::int64_t t = place.tokens - 1; t >= 0; --t) {
+    after += static_cast<double>(rows_dot[t]);
+    d_decay[t] += after;
+  }
+  store_gate_gradients(run.arguments, run.batch, place.token, place.position, head, place.tokens, d_decay,
+                       run.item.gate_sums + member * 2);
+  if (run.arguments.d_beta.present()) {
+    float d_beta[kTokens];
+    for (std::int64_t t = 0; t < place.tokens; ++t) d_beta[t] = sum(load(scratch.beta_sums + t * kWidth));
+    store_beta_gradients(run.arguments, run.batch, place.token, head, place.tokens, d_beta);
+  }
+}
+
+template <class Dot>
+inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, const float* state,
+                          const float* d_state, float* to) {
+  const Gates& gates = run.scratch.gates[place.in_segment];
+  const float* errors = run.errors(member, place.index, place.in_segment);
+  alignas(64) float rows_dot[kTokens] = {}, writes_dot[kTokens] = {};
+  prepare_reverse(run, place, gates);
+  prepare_d_o(run, place, gates, run.head_v(member));
+  solve_d(run, place, gates, run.head_v(member), errors, d_state);
+  multiply_errors(run, place, gates);
+  reader_gradients(run, place, gates, member, state_rows_as_words(run, state), rows_dot);
+  writer_gradients(run, place, gates, state_rows_as_words(run, d_state), writes_dot);
+  const double dot = static_cast<double>(retreat_state(run, place, gates, state, d_state, to));
+  finish_gates(run, place, member, static_cast<double>(gates.total) * dot, rows_dot, writes_dot);
+}
+
+enum class Errors { unknown, known };
+
+/// Of the chunks of a segment of one value head: the errors, unless they are known, and the states after all but the last; that
+/// one too, into `next`, if it is wanted.
+template <class Dot>
+inline void replay_segment(const BackwardRun<Dot>& run, std::int64_t member, std::int64_t segment, Errors known, float* next) {
+  const std::int64_t first = segment * run.shape.chunks_per_segment, last = run.end_of_segment(segment);
+  const float* state = run.stashed_state(member, segment);
+  for (std::int64_t index = first; index < last; ++index) {
+    const ChunkPlace place = chunk_at(run, index);
+    Gates& gates = run.scratch.gates[place.in_segment];
+    prepare_gates<kTokens>(run.inputs, run.batch, place.token, place.position, run.head_v(member), place.tokens, gates);
+    float* errors = run.errors(member, index, place.in_segment);
+    float* after = index + 1 < last ? run.scratch.states + place.in_segment * run.shape.state() : next;
+    if (known == Errors::unknown) {
+      solve_errors(run, place, gates, run.head_v(member), state, errors);
+    } else if (after != nullptr) {
+      weigh_errors(run, gates, errors);
+    }
+    if (after != nullptr) advance_state(run, place, gates, state, after);
+    state = after;
+  }
+}
+
+/// Stashes the state before every segment but the first, and the errors of all but the last.
+template <class Dot>
+inline void walk_forwards(const BackwardRun<Dot>& run) {
+  const std::int64_t group = run.shape.group;
+  for (std::int64_t m = 0; m < group; ++m) {
+    load_state(run, run.arguments.initial_state, run.head_v(m), run.stashed_state(m, 0));
+  }
+  for (std::int64_t segment = 0; segment + 1 < run.segments; ++segment) {
+    for (std::int64_t index = segment * run.shape.chunks_per_segment; index < run.end_of_segment(segment); ++index) {
+      const ChunkPlace place = chunk_at(run, index);
+      prepare_rows(run, place, run.inputs.k, 1);
+      prepare_key_gram(run, place);
+    }
+    for (std::int64_t m = 0; m < group; ++m) replay_segment(run, m, segment, Errors::unknown, run.stashed_state(m, segment + 1));
+  }
+}
+
+/// The gradients of one segment; that of the state before it takes the place of the stashed state.
+template <class Dot>
+inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
+  const std::int64_t first = segment * run.shape.chunks_per_segment, last = run.end_of_segment(segment);
+  for (std::int64_t index = first; index < last; ++index) {
+    const ChunkPlace place = chunk_at(run, index);
+    prepare_rows(run, place, run.inputs.q, 0);
+    prepare_rows(run, place, run.inputs.k, 1);
+    prepare_gram(run, place);
+  }
+  const bool is_last = segment + 1 == run.segments;
+  for (std::int64_t m = 0; m < run.shape.group; ++m) {
+    replay_segment(run, m, segment, run.shape.errors_kept && !is_last ? Errors::known : Errors::unknown, nullptr);
+    float* d_state = run.scratch.d_state;
+    if (is_last) load_state(run, run.arguments.d_final_state, run.head_v(m), d_state);
+    for (std::int64_t index = last - 1; index >= first; --index) {
+      const float* state =
+          index == first ? run.stashed_state(m, segment) : run.scratch.states + (index - first - 1) * run.shape.state();
+      const float* from = index == last - 1 && !is_last ? run.stashed_state(m, segment + 1) : d_state;
+      reverse_chunk(run, chunk_at(run, index), m, state, from, index == first ? run.stashed_state(m, segment) : d_state);
+    }
+  }
+  for (std::int64_t index = first; index < last; ++index) {
+    finish_rows(run, chunk_at(run, index), run.arguments.d_q, run.inputs.q, 0);
+    finish_rows(run, chunk_at(run, index), run.arguments.d_k, run.inputs.k, 1);
+  }
+}
+
+template <class Dot>
+inline void backward_item(const BackwardItem& item) {
+  const BackwardRun<Dot> run(item);
+  const std::int64_t group = run.shape.group;
+  for (std::int64_t i = 0; i < 2 * group; ++i) item.gate_sums[i] = 0.0;
+  if (run.length == 0) {
+    for (std::int64_t m = 0; m < group && run.arguments.d_initial_state.present(); ++m) {
+      load_state(run, run.arguments.d_final_state, run.head_v(m), run.scratch.d_state);
+      store_state(run, run.arguments.d_initial_state, run.head_v(m), run.scratch.d_state);
+    }
+    return;
+  }
+  walk_forwards(run);
+  for (std::int64_t segment = run.segments - 1; segment >= 0; --segment) reverse_segment(run, segment);
+  for (std::int64_t m = 0; m < group; ++m) {
+    store_state(run, run.arguments.d_initial_state, run.head_v(m), run.stashed_state(m, 0));
+  }
+}
+
+template <class Dot>
+inline std::size_t backward_scratch_bytes(const BackwardShape& shape) {
+  std::size_t used = 0;
+  BackwardScratch<Dot>(shape, nullptr, &used);
+  return used;
+}

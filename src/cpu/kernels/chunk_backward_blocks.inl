@@ -1,0 +1,225 @@
+// Register blocks and scratch of chunk_backward. Included inside an instruction set's namespace, after gemm.inl, gates.inl and
+// rows.inl.
+//
+// Layouts ("word": what a dot policy takes from B in one lane; one f32, or a pair of bf16 that are neighbours along the depth of
+// the product):
+//   rows    [token][k]            as the caller's
+//   panels  [panel][row][kPanel]  a matrix with V columns, cut into panels of one register block's width
+//   lanes   [k or v][token]       transposed: tokens lie along the vector
+// With Bf16Dot two neighbouring rows of a matrix share one row of words.
+
+inline constexpr int kBlock = kRegisters == 32 ? 8 : 4;  // rows of a register block
+inline constexpr int kColumns = 2;                       // vectors of a register block
+inline constexpr int kPanel = kColumns * kWidth;
+inline constexpr int kTokens = static_cast<int>(kBackwardTokens);
+inline constexpr int kBoth = 2 * kTokens;  // lanes of a stacked matrix: [Q | K], [dO | D], [dP | dKK]
+inline constexpr int kLaneBlocks = kTokens / kWidth;
+static_assert(kTokens % kBlock == 0 && kTokens % kPanel == 0);
+
+using Gates = ChunkGates<kTokens>;
+using Block = Vec[kBlock][kColumns];
+
+FLASHQLA_INLINE void clear(Block& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[r][j] = zero();
+  }
+}
+
+FLASHQLA_INLINE void load_block(const float* from, std::int64_t stride, Block& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[r][j] = load(from + r * stride + j * kWidth);
+  }
+}
+
+FLASHQLA_INLINE void store_block(float* to, std::int64_t stride, const Block& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) store(to + r * stride + j * kWidth, c[r][j]);
+  }
+}
+
+/// Strides in words: a(row, step) is one word at a + row * kRow + step * step_a.
+template <class Dot>
+FLASHQLA_INLINE Operands<Dot> operands(const typename Dot::B* a, std::int64_t row, std::int64_t step_a, const typename Dot::B* b,
+                                       std::int64_t step_b) {
+  return {reinterpret_cast<const typename Dot::A*>(a), row * Dot::kPair, step_a * Dot::kPair, b, step_b};
+}
+
+/// c += A B over `steps` words of depth; the kSpan columns of B and c lie kApart words apart.
+template <class Dot, int kSpan, int kApart = kWidth>
+FLASHQLA_INLINE void multiply(const Operands<Dot>& x, std::int64_t steps, Block& c) {
+  const typename Dot::A* a = x.a;
+  const typename Dot::B* b = x.b;
+  for (std::int64_t s = 0; s < steps; ++s, a += x.a_step, b += x.b_step) {
+    typename Dot::BVec bv[kSpan];
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kSpan; ++j) bv[j] = Dot::load_b(b + j * kApart);
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kBlock; ++r) {
+      const typename Dot::AVec av = Dot::broadcast(a + r * x.a_row);
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kSpan; ++j) c[r][j] = Dot::accumulate(c[r][j], av, bv[j]);
+    }
+  }
+}
+
+/// Rows token + row .. of one head, columns column .. column + kPanel; zero outside of the `rows` and `width` that exist.
+FLASHQLA_INLINE void load_rows_block(const ConstTokenView& view, std::int64_t batch, std::int64_t token, std::int64_t head,
+                                     std::int64_t rows, std::int64_t width, std::int64_t column, Block& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      const std::int64_t at = column + j * kWidth;
+      c[r][j] =
+          r < rows && at < width ? load_any(view.row(batch, token + r, head), view.dtype, at, lanes_left(width, at)) : zero();
+    }
+  }
+}
+
+FLASHQLA_INLINE void store_rows_block(const MutableTokenView& view, std::int64_t batch, std::int64_t token, std::int64_t head,
+                                      std::int64_t rows, std::int64_t width, std::int64_t column, const Block& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      const std::int64_t at = column + j * kWidth;
+      if (r < rows && at < width) {
+        store_any(view.row(batch, token + r, head), view.dtype, at, lanes_left(width, at), c[r][j]);
+      }
+    }
+  }
+}
+
+/// Zero where the lane's token i = lane_block * kWidth + lane is before `first`.
+FLASHQLA_INLINE Vec from_token(Vec a, std::int64_t lane_block, std::int64_t first, Vec lane_numbers) {
+  return select_less(lane_numbers, set1(static_cast<float>(first - lane_block * kWidth)), zero(), a);
+}
+
+FLASHQLA_INLINE Vec lane_numbers() {
+  alignas(64) float numbers[kWidth];
+  for (int i = 0; i < kWidth; ++i) numbers[i] = static_cast<float>(i);
+  return load(numbers);
+}
+
+// How a policy packs f32 into words. F32Dot takes f32 as it is, so that its packed copies are the matrices themselves.
+template <class Dot>
+struct Packing;
+
+template <>
+struct Packing<F32Dot> {
+  static constexpr bool kCopies = false;
+  /// Rows of a block to rows of words, `to` at the block's first row.
+  static FLASHQLA_INLINE void rows(const Block& c, float* to, std::int64_t stride) { store_block(to, stride, c); }
+  /// [rows][columns] transposed to words along the rows of `from`.
+  static void transposed(const float* from, std::int64_t rows, std::int64_t columns, std::int64_t from_stride, float* to,
+                         std::int64_t to_stride) {
+    transpose_matrix(from, rows, columns, from_stride, to, to_stride);
+  }
+};
+
+/// Takes pieces of the scratch; with a null base only counts them.
+class ScratchCursor {
+ public:
+  explicit ScratchCursor(std::byte* base) : base_(base) {}
+  template <class T>
+  T* take(std::int64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+/// What the value heads of a group share, for one chunk.
+template <class Dot>
+struct GroupChunk {
+  using Word = typename Dot::B;
+  float* x;       // rows [Q; K] (normalised), row stride row_k
+  Word* x_words;  // the same, token pairs in words
+  float* xt;      // lanes [K][Q | K]
+  Word* xt_words;
+  float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
+  float* gradient;  // lanes [K][dQ | dK], summed over the group
+};
+
+template <class Dot>
+struct BackwardScratch {
+  using Word = typename Dot::B;
+  static constexpr int kMostChunks = 8;
+  GroupChunk<Dot> chunks[kMostChunks];
+  Gates* gates;   // of each chunk of the segment
+  float* states;  // before chunks 1 .. n - 1 of the segment
+  float* d_state;
+  float* errors;      // of each chunk of the segment, unless the stash has them
+  Word* state_words;  // rows in pairs
+  Word* state_rows;   // columns in pairs
+  Word* error_words;
+  Word* weighted;  // panels: e^(total - cumulative) beta e
+  float* panel;    // [tokens][kPanel]
+  Word* panel_words;
+  Word* d_o;  // panels
+  Word* y;    // panels [dOg; dU]
+  Word* zt;   // lanes [V][dO | D]
+  Word* et;   // lanes [V][e]
+  float* rt;  // [token j][dP | dKK token i]
+  Word* rt_words;
+  Word* r;                                          // [dP; dKK token i][token j]
+  float* flow;                                      // [token j][token i]: gradient of log Gam_ij
+  float *between, *solve, *reverse_solve, *scores;  // [token j][token i], see prepare_matrices
+  Word *solve_words, *reverse_words, *scores_words;
+  float* beta_sums;  // [token][kWidth]
+
+  BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
+    ScratchCursor cursor(base);
+    const std::int64_t pair = Dot::kPair, square = kTokens * kTokens;
+    const auto copy = [&](float* original, std::int64_t words) {
+      return Packing<Dot>::kCopies ? cursor.take<Word>(words) : reinterpret_cast<Word*>(original);
+    };
+    for (std::int64_t i = 0; i < shape.chunks_per_segment; ++i) {
+      GroupChunk<Dot>& chunk = chunks[i];
+      chunk.x = cursor.take<float>(kBoth * shape.row_k);
+      chunk.x_words = copy(chunk.x, kBoth / pair * shape.row_k);
+      chunk.xt = cursor.take<float>(shape.padded_k * kBoth);
+      chunk.xt_words = copy(chunk.xt, shape.padded_k / pair * kBoth);
+      chunk.gram = cursor.take<float>(kTokens * kBoth);
+      chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
+    }
+    gates = cursor.take<Gates>(shape.chunks_per_segment);
+    states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
+    d_state = cursor.take<float>(shape.state());
+    errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
+    state_words = copy(nullptr, shape.state() / pair);
+    state_rows = copy(nullptr, shape.state() / pair);
+    error_words = copy(nullptr, shape.errors() / pair);
+    weighted = cursor.take<Word>(shape.errors());
+    panel = cursor.take<float>(kTokens * kPanel);
+    panel_words = copy(panel, kTokens / pair * kPanel);
+    d_o = cursor.take<Word>(shape.errors());
+    y = cursor.take<Word>(2 * shape.errors());
+    zt = cursor.take<Word>(shape.padded_v * kBoth);
+    et = cursor.take<Word>(shape.padded_v * kTokens);
+    rt = cursor.take<float>(kTokens * kBoth);
+    rt_words = copy(rt, kTokens / pair * kBoth);
+    r = cursor.take<Word>(kBoth * kTokens);
+    flow = cursor.take<float>(square);
+    between = cursor.take<float>(square);
+    solve = cursor.take<float>(square);
+    reverse_solve = cursor.take<float>(square);
+    scores = cursor.take<float>(square);
+    solve_words = copy(solve, square / pair);
+    reverse_words = copy(reverse_solve, square / pair);
+    scores_words = copy(scores, square / pair);
+    beta_sums = cursor.take<float>(kTokens * kWidth);
+    if (used != nullptr) *used = cursor.used();
+  }
+};

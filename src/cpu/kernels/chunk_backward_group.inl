@@ -1,0 +1,150 @@
+// What the value heads of a q/k head share in one chunk: Q and K in the layouts of the products, their Gram matrix, and at the
+// end the gradients of their rows. Included after chunk_backward_blocks.inl.
+
+template <class Dot>
+struct BackwardRun {
+  const BackwardItem& item;
+  const ChunkBackwardArguments& arguments;
+  const InputArguments& inputs;
+  const BackwardShape& shape;
+  BackwardScratch<Dot> scratch;
+  std::int64_t batch, begin, length;
+  std::int64_t panels;   // of V
+  std::int64_t steps_k;  // words along K
+  std::int64_t steps_v;  // words along V in a whole panel
+  std::int64_t segments;
+
+  explicit BackwardRun(const BackwardItem& item_)
+      : item(item_),
+        arguments(item_.arguments),
+        inputs(arguments.inputs),
+        shape(item_.shape),
+        scratch(shape, item_.scratch),
+        batch(inputs.sequences.batch(item_.sequence)),
+        begin(inputs.sequences.begin(item_.sequence)),
+        length(inputs.sequences.length(item_.sequence)),
+        panels((shape.dim_v + kPanel - 1) / kPanel),
+        steps_k((shape.dim_k + Dot::kPair - 1) / Dot::kPair),
+        steps_v(kPanel / Dot::kPair),
+        segments(shape.segments(length)) {}
+
+  /// One past the last chunk of a segment.
+  std::int64_t end_of_segment(std::int64_t segment) const {
+    return std::min((segment + 1) * shape.chunks_per_segment, (length + kTokens - 1) / kTokens);
+  }
+  std::int64_t head_v(std::int64_t member) const { return item.head_qk * shape.group + member; }
+  double norm_eps() const { return inputs.problem.qk_l2norm ? inputs.problem.l2norm_eps : -1.0; }
+  /// The state before a segment; once the segment is done, the gradient of that state.
+  float* stashed_state(std::int64_t member, std::int64_t segment) const {
+    return item.stash + shape.stash(member * segments) + segment * shape.state();
+  }
+  /// Errors of a chunk (numbered in the sequence, and in its segment).
+  float* errors(std::int64_t member, std::int64_t chunk, std::int64_t in_segment) const {
+    if (!shape.errors_kept) return scratch.errors + in_segment * shape.errors();
+    return stashed_state(member, segments) + chunk * shape.errors();
+  }
+};
+
+/// A chunk of the sequence. Rows past its `tokens` are zero in every operand.
+struct ChunkPlace {
+  std::int64_t index, in_segment;
+  std::int64_t position, token;  // of the first token: in the sequence, in the batch entry
+  std::int64_t tokens;
+};
+
+template <class Dot>
+ChunkPlace chunk_at(const BackwardRun<Dot>& run, std::int64_t index) {
+  const std::int64_t position = index * kTokens;
+  return {index, index % run.shape.chunks_per_segment, position, run.begin + position,
+          std::min<std::int64_t>(kTokens, run.length - position)};
+}
+
+/// Rows of q (half 0) or k (half 1): x, x_words, xt, xt_words.
+template <class Dot>
+inline void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const ConstTokenView& view, std::int64_t half) {
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  const std::int64_t row_k = run.shape.row_k, padded_k = run.shape.padded_k, head = run.item.head_qk;
+  float* x = chunk.x + half * kTokens * row_k;
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    float* row = x + t * row_k;
+    if (t < place.tokens) {
+      load_row(view.row(run.batch, place.token + t, head), view.dtype, run.shape.dim_k, padded_k, row);
+      if (run.norm_eps() >= 0.0) normalise_row(row, padded_k, run.norm_eps());
+    } else {
+      for (std::int64_t i = 0; i < padded_k; i += kWidth) store(row + i, zero());
+    }
+  }
+  transpose_matrix(x, kTokens, padded_k, row_k, chunk.xt + half * kTokens, kBoth);
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_pairs(x, kTokens, padded_k, row_k, chunk.x_words + half * kTokens / Dot::kPair * row_k, row_k);
+    Packing<Dot>::transposed(x, kTokens, padded_k, row_k, chunk.xt_words + half * kTokens, kBoth);
+  }
+}
+
+/// gram: k_j.q_i and k_j.k_i for the lane blocks that hold some i >= j.
+template <class Dot>
+inline void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
+    for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
+      Block c;
+      clear(c);
+      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.xt_words + kTokens + j0, 1, kBoth, chunk.xt_words + l * kWidth, kBoth),
+                                run.steps_k, c);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        store(chunk.gram + (j0 + r) * kBoth + l * kWidth, c[r][0]);
+        store(chunk.gram + (j0 + r) * kBoth + kTokens + l * kWidth, c[r][1]);
+      }
+    }
+  }
+}
+
+/// k_j.k_i alone, for the forward recurrence.
+template <class Dot>
+inline void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  const typename Dot::B* keys = chunk.xt_words + kTokens;
+  for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
+    for (std::int64_t l = j0 / kPanel * kColumns; l < kLaneBlocks; l += kColumns) {
+      Block c;
+      clear(c);
+      multiply<Dot, 2>(operands<Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.steps_k, c);
+      store_block(chunk.gram + j0 * kBoth + kTokens + l * kWidth, kBoth, c);
+    }
+  }
+}
+
+/// From the summed gradients of the rows as the recurrence reads them to those of q (half 0) or k (half 1) as given. With
+/// y = x f and f = rsqrt(|x|^2 + eps): dx = f (dy - (dy.y) y).
+template <class Dot>
+inline void finish_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const MutableTokenView& d_view,
+                        const ConstTokenView& view, std::int64_t half) {
+  if (!d_view.present()) return;
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  const std::int64_t padded_k = run.shape.padded_k, dim_k = run.shape.dim_k, head = run.item.head_qk;
+  alignas(64) float rows[kWidth * kMaxHeadDim];
+  alignas(64) float x[kMaxHeadDim];
+  for (std::int64_t t0 = 0; t0 < place.tokens; t0 += kWidth) {
+    transpose_matrix(chunk.gradient + half * kTokens + t0, padded_k, kWidth, kBoth, rows, kMaxHeadDim);
+    for (std::int64_t t = t0; t < std::min<std::int64_t>(t0 + kWidth, place.tokens); ++t) {
+      const float* dy = rows + (t - t0) * kMaxHeadDim;
+      const float* y = chunk.x + (half * kTokens + t) * run.shape.row_k;
+      Vec dot = zero(), factor = set1(1.0f);
+      if (run.norm_eps() >= 0.0) {
+        load_row(view.row(run.batch, place.token + t, head), view.dtype, dim_k, padded_k, x);
+        factor = set1(normalise_row(x, padded_k, run.norm_eps()));
+        for (std::int64_t i = 0; i < dim_k; i += kWidth) {  // past dim_k the rows of `gradient` hold anything
+          dot = fmadd(first_lanes(load(dy + i), lanes_left(dim_k, i)), load(y + i), dot);
+        }
+        dot = set1(sum(dot));
+      }
+      std::byte* out = d_view.row(run.batch, place.token + t, head);
+      for (std::int64_t i = 0; i < dim_k; i += kWidth) {
+        Vec dx = load(dy + i);
+        if (run.norm_eps() >= 0.0) dx = mul(factor, fnmadd(dot, load(y + i), dx));
+        store_any(out, d_view.dtype, i, lanes_left(dim_k, i), dx);
+      }
+    }
+  }
+}

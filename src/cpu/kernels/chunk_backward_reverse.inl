@@ -1,0 +1,311 @@
+// The reverse recurrence of one value head over one chunk: from the gradient dS' of the state after it to dS before it and the
+// gradients of its tokens. Included after chunk_backward_states.inl. With D the gradient of beta e and all sums over the chunk:
+//
+//   D_j = rest_j (k_j dS') + sum_{i>=j} scale Gam_ij (q_i.k_j) do_i - sum_{i>j} Gam_ij (k_i.k_j) beta_i D_i
+//   dv = beta D,  dbeta_i = D_i.e_i,  dU_i = -decay_i beta_i D_i,  dOg_i = scale decay_i do_i
+//   dP_ij = scale Gam_ij beta_j (do_i.e_j) for i >= j,  dKK_ij = -Gam_ij beta_i beta_j (D_i.e_j) for i > j
+//   dQ = dOg S^T + dP K,  dK = dU S^T + dKK K + dP^T Q + dKK^T K + Z with Z_j = rest_j beta_j (e_j dS'^T)
+//   dS = total dS' + Q^T dOg + K^T dU
+//   dg_t = total <dS', S> + sum_{j<t} k_j.Z_j + sum_{i>=t} (q_i.(dOg S^T)_i + k_i.(dU S^T)_i) + sum_{i>=t>j} (dP * QK^T + dKK *
+//   KK^T)_ij
+//
+// No term of dg is there to be cancelled by another, so strong decay (where dg is tiny) costs no digits.
+
+/// Gates of the chunk as matrices [token j][token i]: between = Gam (i >= j), solve as in prepare_solve but with beta_i, in
+/// reverse_solve, and scores = scale Gam (q_i.k_j).
+template <class Dot>
+inline void prepare_reverse(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const float* gram = scratch.chunks[place.in_segment].gram;
+  const Vec numbers = lane_numbers(), scale = set1(static_cast<float>(run.inputs.scale));
+  for (std::int64_t j = 0; j < kTokens; ++j) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      const std::int64_t at = j * kTokens + l * kWidth;
+      Vec between = zero(), reverse = zero(), scores = zero();
+      if ((l + 1) * kWidth > j) {
+        const float* row = gram + j * kBoth + l * kWidth;
+        between = from_token(decay_since(gates, j, l), l, j, numbers);
+        const Vec minus_beta = sub(zero(), load(gates.beta + l * kWidth));
+        reverse = from_token(mul(mul(minus_beta, between), load(row + kTokens)), l, j + 1, numbers);
+        scores = from_token(mul(mul(scale, between), load(row)), l, j, numbers);
+      }
+      store(scratch.between + at, between);
+      store(scratch.reverse_solve + at, reverse);
+      store(scratch.scores + at, scores);
+    }
+  }
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_words(scratch.reverse_solve, kTokens * kTokens, scratch.reverse_words);
+    Packing<Dot>::row_words(scratch.scores, kTokens * kTokens, scratch.scores_words);
+  }
+}
+
+/// d_o, the upper half of y, the left half of zt.
+template <class Dot>
+inline void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const float scale = static_cast<float>(run.inputs.scale);
+  const std::int64_t rows = run.arguments.d_o.present() ? place.tokens : 0;
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    float* panel = Packing<Dot>::kCopies ? scratch.panel : reinterpret_cast<float*>(scratch.d_o + p * kTokens * kPanel);
+    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+      Block c;
+      load_rows_block(run.arguments.d_o, run.batch, place.token + t0, head, rows - t0, run.shape.dim_v, p * kPanel, c);
+      store_block(panel + t0 * kPanel, kPanel, c);
+      if constexpr (Packing<Dot>::kCopies) {
+        Packing<Dot>::rows(c, scratch.d_o + (p * kTokens + t0) / Dot::kPair * kPanel, kPanel);
+      }
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        const Vec factor = set1(scale * gates.decay[t0 + r]);
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
+      }
+      Packing<Dot>::rows(c, scratch.y + (p * kBoth + t0) / Dot::kPair * kPanel, kPanel);
+    }
+    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * run.steps_v * kBoth, kBoth);
+  }
+}
+
+/// kBlock rows of the transposed substitution: contributions of rows after t0 + kBlock - 1 have been subtracted.
+FLASHQLA_INLINE void substitute_back(const float* reverse_solve, std::int64_t t0, Block& d) {
+  FLASHQLA_UNROLL
+  for (int r = kBlock - 2; r >= 0; --r) {
+    FLASHQLA_UNROLL
+    for (int q = kBlock - 1; q > r; --q) {
+      const Vec factor = set1(reverse_solve[(t0 + r) * kTokens + t0 + q]);
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) d[r][j] = fmadd(factor, d[q][j], d[r][j]);
+    }
+  }
+}
+
+/// One block of D is done: d_v, the lower half of y, and its part of the gradient of beta.
+template <class Dot>
+FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                              const float* errors, std::int64_t p, std::int64_t t0, const Block& d) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  Block c;
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    const Vec beta = set1(gates.beta[t0 + r]);
+    const float* e = errors + (p * kTokens + t0 + r) * kPanel;
+    float* sums = scratch.beta_sums + (t0 + r) * kWidth;
+    Vec sum = p == 0 ? zero() : load(sums);
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      sum = fmadd(d[r][j], load(e + j * kWidth), sum);
+      c[r][j] = mul(beta, d[r][j]);
+    }
+    store(sums, sum);
+  }
+  if (run.arguments.d_v.present()) {
+    store_rows_block(run.arguments.d_v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, c);
+  }
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    const Vec factor = set1(-gates.decay[t0 + r]);
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
+  }
+  Packing<Dot>::rows(c, scratch.y + (p * kBoth + kTokens + t0) / Dot::kPair * kPanel, kPanel);
+}
+
+/// D, and from it d_v, dbeta, the lower half of y and the right half of zt.
+template <class Dot>
+inline void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                    const float* errors, const float* d_state) {
+  using Word = typename Dot::B;
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const Word* xt = scratch.chunks[place.in_segment].xt_words;
+  const Word* words = state_as_words(run, d_state);
+  float* panel = scratch.panel;
+  Word* panel_words = scratch.panel_words;
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    const Word* d_o = scratch.d_o + p * kTokens / Dot::kPair * kPanel;
+    for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
+      Block d;
+      clear(d);
+      if (t0 < place.tokens) {
+        multiply<Dot, 2>(operands<Dot>(xt + kTokens + t0, 1, kBoth, words + p * run.shape.padded_k / Dot::kPair * kPanel, kPanel),
+                         run.steps_k, d);
+        FLASHQLA_UNROLL
+        for (int r = 0; r < kBlock; ++r) {
+          const Vec rest = set1(gates.rest[t0 + r]);
+          FLASHQLA_UNROLL
+          for (int j = 0; j < kColumns; ++j) d[r][j] = mul(rest, d[r][j]);
+        }
+        constexpr std::int64_t kWords = kTokens / Dot::kPair;  // of a row of [token j][token i]
+        const std::int64_t here = t0 / Dot::kPair, after = (t0 + kBlock) / Dot::kPair;
+        multiply<Dot, 2>(operands<Dot>(scratch.scores_words + t0 * kWords + here, kWords, 1, d_o + here * kPanel, kPanel),
+                         kWords - here, d);
+        multiply<Dot, 2>(
+            operands<Dot>(scratch.reverse_words + t0 * kWords + after, kWords, 1, panel_words + after * kPanel, kPanel),
+            kWords - after, d);
+        substitute_back(scratch.reverse_solve, t0, d);
+      }
+      store_block(panel + t0 * kPanel, kPanel, d);
+      if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(d, panel_words + t0 / Dot::kPair * kPanel, kPanel);
+      finish_d(run, place, gates, head, errors, p, t0, d);
+    }
+    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * run.steps_v * kBoth + kTokens, kBoth);
+    Packing<Dot>::transposed(errors + p * kTokens * kPanel, kTokens, kPanel, kPanel, scratch.et + p * run.steps_v * kTokens,
+                             kTokens);
+  }
+}
+
+/// rt = [dP^T | dKK^T] and flow, the gradient of log Gam below the diagonal.
+template <class Dot>
+inline void multiply_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const float* gram = scratch.chunks[place.in_segment].gram;
+  const Vec numbers = lane_numbers();
+  const float scale = static_cast<float>(run.inputs.scale);
+  for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
+    for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
+      Block c;
+      clear(c);
+      multiply<Dot, 2, kTokens>(operands<Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * kWidth, kBoth),
+                                run.panels * run.steps_v, c);
+      const Vec beta_i = load(gates.beta + l * kWidth);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        const std::int64_t j = j0 + r;
+        const Vec weight = mul(set1(gates.beta[j]), load(scratch.between + j * kTokens + l * kWidth));
+        const Vec d_p = from_token(mul(c[r][0], mul(set1(scale), weight)), l, j, numbers);
+        const Vec d_kk = from_token(mul(c[r][1], mul(sub(zero(), beta_i), weight)), l, j + 1, numbers);
+        const float* row = gram + j * kBoth + l * kWidth;
+        const Vec flow = fmadd(d_p, load(row), mul(d_kk, load(row + kTokens)));
+        store(scratch.rt + j * kBoth + l * kWidth, d_p);
+        store(scratch.rt + j * kBoth + kTokens + l * kWidth, d_kk);
+        store(scratch.flow + j * kTokens + l * kWidth, from_token(flow, l, j + 1, numbers));
+      }
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {  // blocks above the diagonal of r are never read
+      Packing<Dot>::transposed(scratch.rt + half * kTokens + l * kWidth, (l + 1) * kWidth, kWidth, kBoth,
+                               scratch.r + (half * kTokens + l * kWidth) / Dot::kPair * kTokens, kTokens);
+    }
+  }
+  if constexpr (Packing<Dot>::kCopies) Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
+}
+
+/// Adds to (or, from the first member of the group, becomes) the gradient of the rows.
+FLASHQLA_INLINE void add_gradient(float* to, std::int64_t member, Vec a) { store(to, member == 0 ? a : add(load(to), a)); }
+
+/// What the tokens get as readers of the state: dQ, and dU S^T + dKK K of dK. rows_dot_i: the part of dg that token i brings.
+template <class Dot>
+inline void reader_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t member,
+                             const typename Dot::B* state, float* rows_dot) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
+  const std::int64_t row_k = run.shape.row_k;
+  const auto* keys = chunk.x_words + kTokens / Dot::kPair * row_k;
+  const Vec scale = set1(static_cast<float>(run.inputs.scale));
+  for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      Block c;
+      clear(c);
+      for (std::int64_t p = 0; p < run.panels; ++p) {
+        multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * run.steps_v, run.steps_v, 1,
+                                                scratch.zt + p * run.steps_v * kBoth + l * kWidth, kBoth),
+                                  run.steps_v, c);
+      }
+      const Vec decay = load(gates.decay + l * kWidth);
+      const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
+      Vec dot = load(rows_dot + l * kWidth);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        const float* x = chunk.xt + (k0 + r) * kBoth + l * kWidth;
+        c[r][0] = mul(factor_q, c[r][0]);
+        c[r][1] = mul(factor_k, c[r][1]);
+        dot = fmadd(load(x), c[r][0], fmadd(load(x + kTokens), c[r][1], dot));
+      }
+      store(rows_dot + l * kWidth, dot);
+      multiply<Dot, 2, kTokens>(operands<Dot>(keys + k0, 1, row_k, scratch.rt_words + l * kWidth, kBoth),
+                                (l + 1) * kWidth / Dot::kPair, c);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        float* to = chunk.gradient + (k0 + r) * kBoth + l * kWidth;
+        add_gradient(to, member, c[r][0]);
+        add_gradient(to + kTokens, member, c[r][1]);
+      }
+    }
+  }
+}
+
+/// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK. writes_dot_j = k_j.Z_j.
+template <class Dot>
+inline void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
+                             const typename Dot::B* d_state, float* writes_dot) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
+  constexpr std::int64_t kHalf = kTokens / Dot::kPair;  // rows of words of Q in x, of dP in r
+  const std::int64_t row_k = run.shape.row_k;
+  for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+    for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
+      Block c;
+      clear(c);
+      for (std::int64_t p = 0; p < run.panels; ++p) {
+        multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * run.steps_v, run.steps_v, 1,
+                                       scratch.et + p * run.steps_v * kTokens + l * kWidth, kTokens),
+                         run.steps_v, c);
+      }
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        const std::int64_t at = (l + j) * kWidth;
+        const Vec factor = mul(load(gates.rest + at), load(gates.beta + at));
+        Vec dot = load(writes_dot + at);
+        FLASHQLA_UNROLL
+        for (int r = 0; r < kBlock; ++r) {
+          c[r][j] = mul(factor, c[r][j]);
+          dot = fmadd(load(chunk.xt + (k0 + r) * kBoth + kTokens + at), c[r][j], dot);
+        }
+        store(writes_dot + at, dot);
+      }
+      for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
+        const auto* x = chunk.x_words + half * kHalf * row_k + k0;
+        const auto* r = scratch.r + half * kHalf * kTokens + l * kWidth;
+        const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
+        multiply<Dot, 1>(operands<Dot>(x + first * row_k, 1, row_k, r + first * kTokens, kTokens), second - first, c);
+        multiply<Dot, 2>(operands<Dot>(x + second * row_k, 1, row_k, r + second * kTokens, kTokens), kHalf - second, c);
+      }
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        float* to = chunk.gradient + (k0 + r) * kBoth + kTokens + l * kWidth;
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) add_gradient(to + j * kWidth, 1, c[r][j]);
+      }
+    }
+  }
+}
+
+/// dS before the chunk into `to`, which may be `state` or `d_state`. Returns <dS', S>.
+template <class Dot>
+inline float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* state,
+                           const float* d_state, float* to) {
+  const std::int64_t row_k = run.shape.row_k;
+  const auto* x = run.scratch.chunks[place.in_segment].x_words;
+  const Vec total = set1(gates.total);
+  Vec dot[kColumns] = {zero(), zero()};
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    const auto* y = run.scratch.y + p * kBoth / Dot::kPair * kPanel;
+    for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+      const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
+      Block c;
+      load_block(d_state + at, kPanel, c);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) {
+          dot[j] = fmadd(c[r][j], load(state + at + r * kPanel + j * kWidth), dot[j]);
+          c[r][j] = mul(total, c[r][j]);
+        }
+      }
+      multiply<Dot, 2>(operands<Dot>(x + k0, 1, row_k, y, kPanel), kBoth / Dot::kPair, c);
+      store_block(to + at, kPanel, c);
+    }
+  }
+  return sum(add(dot[0], dot[1]));
+}

@@ -1,0 +1,194 @@
+// The forward recurrence of one value head over one chunk: the errors e and the next state. Included after
+// chunk_backward_group.inl.
+//
+//   e_i = v_i - decay_i (k_i S) - sum_{j<i} Gam_ij (k_i.k_j) beta_j e_j        Gam_ij = e^(cumulative_i - cumulative_j)
+//   S' = total S + sum_i rest_i beta_i k_i^T e_i                               the factors are those of ChunkGates
+//
+// beta e of docs/math.md is never formed alone: with e itself the gradient of beta needs no division.
+
+/// The log-decay factor Gam_ij for token j and the kWidth tokens i of lane block l; the caller masks i < j, where it may be
+/// infinite.
+FLASHQLA_INLINE Vec decay_since(const Gates& gates, std::int64_t j, std::int64_t l) {
+  const Vec high = sub(load(gates.high + l * kWidth), set1(gates.high[j]));
+  const Vec low = sub(load(gates.low + l * kWidth), set1(gates.low[j]));
+  return exp(add(high, low));
+}
+
+/// solve [j][i] = -Gam_ij (k_i.k_j) beta_j for i > j, else 0.
+template <class Dot>
+inline void prepare_solve(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  const Vec numbers = lane_numbers();
+  const float* gram = run.scratch.chunks[place.in_segment].gram;
+  for (std::int64_t j = 0; j < kTokens; ++j) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      Vec a = zero();
+      if ((l + 1) * kWidth > j) {
+        const Vec factor = mul(decay_since(gates, j, l), load(gram + j * kBoth + kTokens + l * kWidth));
+        a = from_token(mul(set1(-gates.beta[j]), factor), l, j + 1, numbers);
+      }
+      store(run.scratch.solve + j * kTokens + l * kWidth, a);
+    }
+  }
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_pairs(run.scratch.solve, kTokens, kTokens, kTokens, run.scratch.solve_words, kTokens);
+  }
+}
+
+/// A state with its rows in pairs, as a B operand.
+template <class Dot>
+FLASHQLA_INLINE const typename Dot::B* state_as_words(const BackwardRun<Dot>& run, const float* state) {
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_pairs(state, run.panels * run.shape.padded_k, kPanel, kPanel, run.scratch.state_words, kPanel);
+    return run.scratch.state_words;
+  } else {
+    return state;
+  }
+}
+
+/// A state with its columns in pairs, as an A operand.
+template <class Dot>
+FLASHQLA_INLINE const typename Dot::B* state_rows_as_words(const BackwardRun<Dot>& run, const float* state) {
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_words(state, run.panels * run.shape.padded_k * kPanel, run.scratch.state_rows);
+    return run.scratch.state_rows;
+  } else {
+    return state;
+  }
+}
+
+/// weighted <- rest beta e for kBlock tokens of a panel.
+template <class Dot>
+FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& gates, std::int64_t panel, std::int64_t t0,
+                                    const Block& e) {
+  Block w;
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kBlock; ++r) {
+    const Vec factor = set1(gates.rest[t0 + r] * gates.beta[t0 + r]);
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) w[r][j] = mul(factor, e[r][j]);
+  }
+  Packing<Dot>::rows(w, run.scratch.weighted + (panel * kTokens + t0) / Dot::kPair * kPanel, kPanel);
+}
+
+template <class Dot>
+inline void weigh_errors(const BackwardRun<Dot>& run, const Gates& gates, const float* errors) {
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+      Block e;
+      load_block(errors + (p * kTokens + t0) * kPanel, kPanel, e);
+      store_weighted(run, gates, p, t0, e);
+    }
+  }
+}
+
+/// kBlock rows of the substitution: contributions of rows before t0 have been subtracted.
+FLASHQLA_INLINE void substitute(const float* solve, std::int64_t t0, Block& e) {
+  FLASHQLA_UNROLL
+  for (int r = 1; r < kBlock; ++r) {
+    FLASHQLA_UNROLL
+    for (int q = 0; q < r; ++q) {
+      const Vec factor = set1(solve[(t0 + q) * kTokens + t0 + r]);
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) e[r][j] = fmadd(factor, e[q][j], e[r][j]);
+    }
+  }
+}
+
+/// Errors of the chunk from the state before it, and `weighted` for the next state.
+template <class Dot>
+inline void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                         const float* state, float* errors) {
+  using Word = typename Dot::B;
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const Word* xt = scratch.chunks[place.in_segment].xt_words;
+  const Word* words = state_as_words(run, state);
+  prepare_solve(run, place, gates);
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    float* e_panel = errors + p * kTokens * kPanel;
+    Word* e_words = Packing<Dot>::kCopies ? scratch.panel_words : reinterpret_cast<Word*>(e_panel);
+    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+      Block e, v;
+      clear(e);
+      if (t0 < place.tokens) {
+        multiply<Dot, 2>(operands<Dot>(xt + kTokens + t0, 1, kBoth, words + p * run.shape.padded_k / Dot::kPair * kPanel, kPanel),
+                         run.steps_k, e);
+        load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
+        FLASHQLA_UNROLL
+        for (int r = 0; r < kBlock; ++r) {
+          const Vec decay = set1(gates.decay[t0 + r]);
+          FLASHQLA_UNROLL
+          for (int j = 0; j < kColumns; ++j) e[r][j] = fnmadd(decay, e[r][j], v[r][j]);
+        }
+        multiply<Dot, 2>(operands<Dot>(scratch.solve_words + t0, 1, kTokens, e_words, kPanel), t0 / Dot::kPair, e);
+        substitute(scratch.solve, t0, e);
+      }
+      store_block(e_panel + t0 * kPanel, kPanel, e);
+      if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(e, e_words + t0 / Dot::kPair * kPanel, kPanel);
+      store_weighted(run, gates, p, t0, e);
+    }
+  }
+}
+
+/// S' from S and `weighted`. `to` may be `from`.
+template <class Dot>
+inline void advance_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* from,
+                          float* to) {
+  const std::int64_t row_k = run.shape.row_k;
+  const typename Dot::B* keys = run.scratch.chunks[place.in_segment].x_words + kTokens / Dot::kPair * row_k;
+  const Vec total = set1(gates.total);
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    const typename Dot::B* weighted = run.scratch.weighted + p * kTokens / Dot::kPair * kPanel;
+    for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+      const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
+      Block c;
+      load_block(from + at, kPanel, c);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) c[r][j] = mul(total, c[r][j]);
+      }
+      multiply<Dot, 2>(operands<Dot>(keys + k0, 1, row_k, weighted, kPanel), kTokens / Dot::kPair, c);
+      store_block(to + at, kPanel, c);
+    }
+  }
+}
+
+/// A head's matrix of the caller (rows of K or of V) to panels, or zero.
+template <class Dot>
+inline void load_state(const BackwardRun<Dot>& run, const ConstStateView& view, std::int64_t head, float* state) {
+  const std::int64_t dim_k = run.shape.dim_k, dim_v = run.shape.dim_v, size = run.panels * run.shape.padded_k * kPanel;
+  for (std::int64_t i = 0; i < size; i += kWidth) store(state + i, zero());
+  if (!view.present()) return;
+  const std::byte* first = view.matrix(run.item.sequence, head);
+  const std::int64_t row_bytes = view.stride_outer * element_bytes(view.dtype);
+  const bool keys_first = view.layout == StateLayout::key_value;
+  const std::int64_t rows = keys_first ? dim_k : dim_v, columns = keys_first ? dim_v : dim_k;
+  alignas(64) float row[kMaxHeadDim + kWidth];
+  for (std::int64_t i = 0; i < rows; ++i) {
+    load_row(first + i * row_bytes, view.dtype, columns, round_up(columns, kWidth), row);
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const std::int64_t k = keys_first ? i : j, v = keys_first ? j : i;
+      state[(v / kPanel * run.shape.padded_k + k) * kPanel + v % kPanel] = row[j];
+    }
+  }
+}
+
+template <class Dot>
+inline void store_state(const BackwardRun<Dot>& run, const MutableStateView& view, std::int64_t head, const float* state) {
+  if (!view.present()) return;
+  std::byte* first = view.matrix(run.item.sequence, head);
+  const std::int64_t row_bytes = view.stride_outer * element_bytes(view.dtype);
+  const bool keys_first = view.layout == StateLayout::key_value;
+  const std::int64_t rows = keys_first ? run.shape.dim_k : run.shape.dim_v;
+  const std::int64_t columns = keys_first ? run.shape.dim_v : run.shape.dim_k;
+  alignas(64) float row[kMaxHeadDim + kWidth];
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const std::int64_t k = keys_first ? i : j, v = keys_first ? j : i;
+      row[j] = state[(v / kPanel * run.shape.padded_k + k) * kPanel + v % kPanel];
+    }
+    for (std::int64_t j = 0; j < columns; j += kWidth) {
+      store_any(first + i * row_bytes, view.dtype, j, lanes_left(columns, j), load(row + j));
+    }
+  }
+}
