@@ -30,7 +30,7 @@ setup:
 setup-tests:
 	@$(PYTHON) tools/set_up.py --tests
 
-build: setup  ## build the library and the PyTorch op library (into python/flash_qla)
+build: setup  ## build the library and the PyTorch op library (into python/flash_qla/lib)
 	@$(CONFIGURE) $(RELEASE)
 	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla_torch
 
@@ -75,7 +75,7 @@ wheel: setup  ## build the wheel into dist
 	@$(VENV)/python -m pip wheel -q --no-deps -w dist .
 
 clean:  ## remove what was built
-	@rm -rf build dist python/flash_qla/*.so
+	@rm -rf build dist python/flash_qla/lib
 
 distclean: clean  ## ... and what the set-up made (.venv, .deps)
 	@rm -rf .venv .deps

@@ -1,4 +1,4 @@
-"""Loads the compiled op library beside this file.
+"""Loads the compiled op library.
 
 Importing must never fail (other packages find this one by its name alone), so an error is kept here and shown by the first call.
 """
@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 _PACKAGE = Path(__file__).resolve().parent
-_LIBRARY = _PACKAGE / "libflashqla_torch.so"
+# In a folder of its own: beside the modules, tools that walk the package would take it for one.
+_LIBRARY = _PACKAGE / "lib" / "libflashqla_torch.so"
 OLDEST_TORCH = (2, 10)
 
 
