@@ -4,3 +4,7 @@ target_compile_options(flashqla_flags INTERFACE -Wall -Wextra -Wconversion -Wno-
 if(FLASHQLA_WERROR)
   target_compile_options(flashqla_flags INTERFACE -Werror)
 endif()
+if(FLASHQLA_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+endif()
