@@ -108,10 +108,20 @@ def usable_torch():
 
 
 def stamp(torch_version):
+    """What .venv depends on: made again when this changes."""
     with open(REQUIREMENTS, "rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()
     python = [os.path.realpath(sys.executable), sys.version]
-    return json.dumps({"python": python, "requirements": digest, "torch": torch_version, "root": ROOT})
+    return {"python": python, "torch": torch_version, "requirements": digest, "root": ROOT}
+
+
+def same_stamp(wanted, keys):
+    try:
+        with open(MARKER) as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return False
+    return all(found.get(key) == wanted[key] for key in keys)
 
 
 def venv_python():
@@ -171,7 +181,7 @@ def build_venv(own_torch):
         link_site_packages("flashqla-torch.pth", site.getsitepackages())
     say("installing the tools of requirements-dev.txt")
     # The user's own packages may satisfy a line without putting its program into .venv/bin, hence --ignore-installed.
-    replace = ["--ignore-installed"] if own_torch else []
+    replace = ["--ignore-installed", "--no-warn-conflicts"] if own_torch else []
     if subprocess.run([*pip, *replace, *tools]).returncode:
         fail("pip could not install the tools (see above)")
     if not own_torch or not imports_torch():
@@ -187,15 +197,14 @@ def ensure_venv():
     if os.path.exists(VENV):
         if not os.path.exists(MARKER):
             fail(".venv exists but was not made by this script: move it away, then run make again")
-        with open(MARKER) as file:
-            if file.read() == wanted:
-                return
+        if same_stamp(wanted, wanted):
+            return
         say("renewing .venv")
         shutil.rmtree(VENV)
     say("Python {}; {}".format(sys.version.split()[0], "using its own torch " + own_torch if own_torch else reason))
     build_venv(own_torch)
     with open(MARKER, "w") as file:
-        file.write(wanted)
+        json.dump(wanted, file)
 
 
 def main():
@@ -205,10 +214,11 @@ def main():
     if sys.version_info < (3, 10):
         this = f"{sys.version.split()[0]} ({sys.executable})"
         fail(f"Python 3.10 or newer is needed, this is {this}. Name another one, such as: make PYTHON=python3.12 ...")
-    if os.path.realpath(sys.prefix) == os.path.realpath(VENV):  # run from inside .venv: start again with the Python behind it
-        os.execv(sys._base_executable, [sys._base_executable, *sys.argv])
     check_compiler()
-    ensure_venv()
+    if os.path.realpath(sys.prefix) != os.path.realpath(VENV):
+        ensure_venv()
+    elif not same_stamp(stamp(None), ["requirements", "root"]):  # inside .venv, which is out of date: start again from outside
+        os.execv(sys._base_executable, [sys._base_executable, *sys.argv])
     if arguments.tests:
         ensure_googletest()
 
