@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV := .venv/bin
 CMAKE := $(VENV)/cmake
 CTEST := $(VENV)/ctest
+# Only the plugins that are named: a user's Python may bring others.
+PYTEST = PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 $(VENV)/python -m pytest -p xdist
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # More options for cmake, such as CMAKE_OPTIONS=-DFLASHQLA_WERROR=ON.
 CMAKE_OPTIONS ?=
@@ -40,7 +42,7 @@ build-tests: setup-tests
 
 test: build-tests  ## all tests: C++ (googletest), then Python (pytest)
 	@$(CTEST) --test-dir build/release --output-on-failure -j $(JOBS)
-	@$(VENV)/python -m pytest -q -n $(JOBS)
+	@$(PYTEST) -q -n $(JOBS)
 
 demo: build  ## train and run a small language model on real text (about three minutes on two cores)
 	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py

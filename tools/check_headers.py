@@ -14,7 +14,19 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FLAGS = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Wconversion", "-Wno-sign-conversion", "-Werror", "-x", "c++", "-"]
+FLAGS = [
+    "-std=c++20",
+    "-fsyntax-only",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wconversion",
+    "-Wno-sign-conversion",
+    "-Werror",
+    "-x",
+    "c++",
+    "-",
+]
 
 
 def generated_headers(folder):
@@ -30,9 +42,10 @@ def torch_include():
     return pathlib.Path(spec.origin).parent / "include"
 
 
-def compile_alone(header, include_folders):
+def compile_alone(header, include_folders, system_folders=()):
     """Includes the header twice in an otherwise empty file: it must be complete and guarded."""
-    command = os.environ.get("CXX", "c++").split() + [f"-I{folder}" for folder in include_folders] + FLAGS
+    folders = [f"-I{folder}" for folder in include_folders] + [f"-isystem{folder}" for folder in system_folders]
+    command = [*os.environ.get("CXX", "c++").split(), *folders, *FLAGS]
     source = f'#include "{header}"\n#include "{header}"\n'
     result = subprocess.run(command, input=source, text=True, capture_output=True, cwd=ROOT)
     return header, result.returncode, result.stderr
@@ -52,8 +65,8 @@ def main():
             folders = [*public, ROOT / "src", ROOT / "tests/cpp", ROOT / folder]
             jobs += [(header, folders) for header in sorted((ROOT / folder).rglob("*.hpp"))]
         if arguments.torch:
-            torch_folders = [*public, torch_include(), ROOT / "bindings/torch"]
-            jobs += [(header, torch_folders) for header in sorted((ROOT / "bindings").rglob("*.hpp"))]
+            folders = [*public, ROOT / "bindings/torch"]
+            jobs += [(header, folders, [torch_include()]) for header in sorted((ROOT / "bindings").rglob("*.hpp"))]
         with concurrent.futures.ThreadPoolExecutor(arguments.j) as pool:
             results = list(pool.map(lambda job: compile_alone(*job), jobs))
     failures = [result for result in results if result[1]]

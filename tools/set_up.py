@@ -175,9 +175,10 @@ def build_venv(own_torch):
     pinned_torch = next(line for line in lines if line.startswith("torch=="))
     quiet = ["--disable-pip-version-check", "--no-input"] + ([] if sys.stdout.isatty() else ["-q"])
 
-    create_venv(system_packages=bool(own_torch))
+    in_environment = sys.prefix != sys.base_prefix  # then a torch of its own is in its folder, not among the system's packages
+    create_venv(system_packages=bool(own_torch) and not in_environment)
     pip = [venv_python(), "-m", "pip", "install", *quiet]
-    if own_torch and sys.prefix != sys.base_prefix:  # this Python is an environment itself, and its torch may be there
+    if own_torch and in_environment:
         link_site_packages("flashqla-torch.pth", site.getsitepackages())
     say("installing the tools of requirements-dev.txt")
     # The user's own packages may satisfy a line without putting its program into .venv/bin, hence --ignore-installed.

@@ -1,7 +1,8 @@
 """The shortest use: one call over a whole sequence."""
 
-import flash_qla
 import torch
+
+import flash_qla
 
 q, k = torch.randn(2, 1, 100, 4, 64).unbind(0)  # [batch, tokens, heads, dim]
 v = torch.randn(1, 100, 8, 64)  # twice as many value heads: two of them share each q/k head

@@ -4,9 +4,10 @@ Gate, update strength and normalisation are computed inside the operation. A key
 what followed the last time its token was seen.
 """
 
-import flash_qla
 import torch
 from torch import nn
+
+import flash_qla
 
 
 class DeltaMixer(nn.Module):
