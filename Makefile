@@ -18,10 +18,10 @@ RELEASE := -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CUR
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup setup-tests build build-tests test demo bench asan fuzz format lint wheel clean distclean
+.PHONY: help setup setup-tests build build-tests test demo bench asan fuzz format lint api-reference wheel clean distclean
 
 help:
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 	@echo
 	@echo "  PYTHON=...  the Python to build for (default python3; 3.10 or newer)      JOBS=...  compile and test jobs at once"
 	@echo "  demo: TEXT=file to train on, DEVICE=cpu      fuzz: FUZZ_SECONDS=60 a target      CMAKE_OPTIONS=-D...  more options for cmake"
@@ -72,6 +72,10 @@ lint: setup  ## check formatting, layering, and that every header compiles alone
 	@$(VENV)/ruff format -q --check . && $(VENV)/ruff check -q .
 	@$(VENV)/python tools/check_layers.py
 	@$(VENV)/python tools/check_headers.py -j $(JOBS) --torch
+	@$(VENV)/python tools/api_reference.py --check
+
+api-reference: setup  ## write docs/api/python.md from the docstrings
+	@$(VENV)/python tools/api_reference.py
 
 wheel: setup  ## build the wheel into dist
 	@$(VENV)/python -m pip wheel -q --no-deps -w dist .
