@@ -90,6 +90,16 @@ FLASHQLA_INLINE Vec load_f16_partial(const std::uint16_t* p, int n) { return _mm
 FLASHQLA_INLINE void store_f16(std::uint16_t* p, Vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_f16_bits(a)); }
 FLASHQLA_INLINE void store_f16_partial(std::uint16_t* p, Vec a, int n) { store_u16_partial(p, to_f16_bits(a), n); }
 
+FLASHQLA_INLINE Vec sum_each(const Vec (&r)[8]) {
+  const Vec first = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
+  const Vec second = _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]), _mm256_hadd_ps(r[6], r[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
+}
+FLASHQLA_INLINE void store_halves(float* low, float* high, Vec a) {
+  _mm_storeu_ps(low, _mm256_castps256_ps128(a));
+  _mm_storeu_ps(high, _mm256_extractf128_ps(a, 1));
+}
+
 FLASHQLA_INLINE void transpose(Vec (&r)[8]) {
   Vec t[8];
   FLASHQLA_UNROLL

@@ -98,6 +98,26 @@ FLASHQLA_INLINE void store_f16_partial(std::uint16_t* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes_mask(n), to_f16_bits(a));
 }
 
+/// Lane i is the sum of r[i]'s lanes, each in the same order.
+FLASHQLA_INLINE Vec sum_each(const Vec (&r)[16]) {
+  Vec t[8];
+  FLASHQLA_UNROLL
+  for (int i = 0; i < 8; ++i)
+    t[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]), _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
+  FLASHQLA_UNROLL
+  for (int i = 0; i < 4; ++i)  // one sum of four lanes in each 128-bit block, rows 4 i .. 4 i + 3
+    t[i] = _mm512_add_ps(_mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0x44), _mm512_shuffle_ps(t[2 * i], t[2 * i + 1], 0xee));
+  FLASHQLA_UNROLL
+  for (int i = 0; i < 2; ++i)
+    t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88), _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xdd));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(t[0], t[1], 0x88), _mm512_shuffle_f32x4(t[0], t[1], 0xdd));
+}
+/// The first half of the lanes to `low`, the second to `high`.
+FLASHQLA_INLINE void store_halves(float* low, float* high, Vec a) {
+  _mm256_storeu_ps(low, _mm512_castps512_ps256(a));
+  _mm256_storeu_ps(high, _mm512_extractf32x8_ps(a, 1));
+}
+
 /// Transposes the kWidth x kWidth matrix whose rows are r.
 FLASHQLA_INLINE void transpose(Vec (&r)[16]) {
   Vec t[16];

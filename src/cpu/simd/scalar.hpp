@@ -100,6 +100,16 @@ FLASHQLA_INLINE void store_f16_partial(std::uint16_t* p, Vec a, int n) {
 }
 FLASHQLA_INLINE void store_f16(std::uint16_t* p, Vec a) { store_f16_partial(p, a, kWidth); }
 
+FLASHQLA_INLINE Vec sum_each(const Vec (&r)[kWidth]) {
+  return lanes([&](int i) { return sum(r[i]); });
+}
+FLASHQLA_INLINE void store_halves(float* low, float* high, Vec a) {
+  for (int i = 0; i < kWidth / 2; ++i) {
+    low[i] = a.lane[i];
+    high[i] = a.lane[kWidth / 2 + i];
+  }
+}
+
 FLASHQLA_INLINE void transpose(Vec (&r)[kWidth]) {
   for (int i = 0; i < kWidth; ++i) {
     for (int j = 0; j < i; ++j) {
