@@ -17,10 +17,10 @@ std::string missing_nothing() { return {}; }
 #if defined(__x86_64__)
 
 struct Rows {
-  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, scalar::kChunkBackward, {}};
-  Implementation avx2{"cpu-avx2", missing_avx2, avx2::kChunkForward, avx2::kChunkBackward, {}};
-  Implementation avx512{"cpu-avx512", missing_avx512, avx512::kChunkForward, avx512::kChunkBackward, {}};
-  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, avx512bf16::kChunkForward, {}, {}};
+  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, scalar::kChunkBackward, scalar::kRecurrentForward};
+  Implementation avx2{"cpu-avx2", missing_avx2, avx2::kChunkForward, avx2::kChunkBackward, avx2::kRecurrentForward};
+  Implementation avx512{"cpu-avx512", missing_avx512, avx512::kChunkForward, avx512::kChunkBackward, avx512::kRecurrentForward};
+  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, avx512bf16::kChunkForward, {}, avx512::kRecurrentForward};
   std::array<const Implementation*, 4> order;
 
   Rows() {
@@ -35,7 +35,7 @@ struct Rows {
 #else
 
 struct Rows {
-  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, scalar::kChunkBackward, {}};
+  Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, scalar::kChunkBackward, scalar::kRecurrentForward};
   std::array<const Implementation*, 1> order{&scalar};
 };
 
