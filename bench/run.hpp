@@ -1,0 +1,29 @@
+// Runs one case and says how long it took.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/cases.hpp"
+#include "bench/machine.hpp"
+#include "bench/timing.hpp"
+
+namespace flashqla::bench {
+
+struct Measurement {
+  std::string implementation;  // that ran
+  std::size_t workspace_bytes = 0;
+  Timings timings;
+  Peak peak = Peak::fp32_plain;
+  double peak_gflops = 0;        // of as many threads, just before or after (the higher)
+  double update_bandwidth = 0;   // likewise, bytes per second; recurrent only
+  std::int64_t state_bytes = 0;  // read and written by one call; recurrent only
+};
+
+/// Throws flashqla::Error when no implementation takes the case. `memory` holds the cold states.
+Measurement run_case(const Case& bench_case, double seconds, ColdMemory& memory);
+
+/// Multiply-adds counted as 2: 7 K V a token and value head forward, 19 K V backward.
+double flops_of(const Case& bench_case);
+
+}  // namespace flashqla::bench
