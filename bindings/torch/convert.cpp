@@ -51,8 +51,9 @@ BasicTensorView<Pointer> view(const char* name, const Tensor& tensor, Pointer da
   result.rank = static_cast<int>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), result.sizes.begin());
   std::copy(strides.begin(), strides.end(), result.strides.begin());
+  // Torch leaves the strides of a dimension of one element, or of a tensor without any, undefined.
   const auto last = sizes.size() - 1;
-  if (result.sizes[last] <= 1) result.strides[last] = 1;  // torch leaves the stride of such a dimension undefined
+  if (result.sizes[last] <= 1 || tensor.numel() == 0) result.strides[last] = 1;
   result.data = data == nullptr && !is_meta(tensor) ? static_cast<Pointer>(nothing) : data;
   return result;
 }

@@ -193,7 +193,7 @@ ChunkForwardPoolOp::ChunkForwardPoolOp(ArgumentReader& reader, Placement placeme
       state(reader.tensor()),
       read(reader.optional_tensor()),
       write(reader.optional_tensor()),
-      states_every(reader.read<std::int64_t>()),
+      states_every(reader.read<std::optional<std::int64_t>>()),
       checkpoints(reader.optional_tensor()),
       checkpoint_rows(reader.optional_tensor()),
       prefix_lengths(reader.optional_tensor()) {
@@ -202,7 +202,7 @@ ChunkForwardPoolOp::ChunkForwardPoolOp(ArgumentReader& reader, Placement placeme
 }
 
 ChunkForward ChunkForwardPoolOp::descriptor() const {
-  return {inputs.problem, states_every != 0 ? StoredStates::every : StoredStates::none, states_every};
+  return {inputs.problem, states_every ? StoredStates::every : StoredStates::none, states_every.value_or(0)};
 }
 
 ChunkForwardTensors ChunkForwardPoolOp::tensors() const {
@@ -213,7 +213,7 @@ ChunkForwardTensors ChunkForwardPoolOp::tensors() const {
   tensors.states.read = const_view("read_rows", read);
   tensors.states.write = const_view("write_rows", write ? write : read);
   tensors.o = mutable_view("o", o);
-  if (states_every != 0) tensors.stored = mutable_view("checkpoints", checkpoints ? *checkpoints : state);
+  if (states_every) tensors.stored = mutable_view("checkpoints", checkpoints ? *checkpoints : state);
   tensors.stored_rows = const_view("checkpoint_rows", checkpoint_rows);
   tensors.prefix_lengths = const_view("prefix_lengths", prefix_lengths);
   return tensors;

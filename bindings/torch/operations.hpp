@@ -70,7 +70,7 @@ struct ChunkForwardPoolOp {
   Inputs inputs;
   Tensor state;
   OptionalTensor read, write;
-  std::int64_t states_every;  // 0: none
+  std::optional<std::int64_t> states_every;  // absent: no checkpoints
   OptionalTensor checkpoints, checkpoint_rows, prefix_lengths;
   Tensor o;
 };

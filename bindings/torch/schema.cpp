@@ -23,7 +23,7 @@ const std::string kChunkBackward = "(" + kInputs + ", Tensor? initial_state, Ten
 
 // Pools are written in place, where the schema says so; an explanation writes nothing.
 std::string chunk_pool(const std::string& state, const std::string& checkpoints) {
-  return "(" + kInputs + ", " + state + " state, Tensor? read_rows, Tensor? write_rows, int states_every, " + checkpoints +
+  return "(" + kInputs + ", " + state + " state, Tensor? read_rows, Tensor? write_rows, int? states_every, " + checkpoints +
          " checkpoints, Tensor? checkpoint_rows, Tensor? prefix_lengths)";
 }
 

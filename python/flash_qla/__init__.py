@@ -4,7 +4,7 @@ Importing never fails. If the compiled library cannot be loaded, the first call 
 says it too.
 """
 
-from . import _autograd, _fake  # noqa: F401  (they register gradients and shapes with torch)
+from . import _autograd, _fake, ops, utils  # noqa: F401  (the first two register gradients and shapes with torch)
 from ._call import device_support
 from ._explain import Explanation, explain
 from ._load import __version__

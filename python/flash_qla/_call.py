@@ -97,6 +97,7 @@ def device_support(device: torch.device | str) -> str | None:
     return f"flash_qla has no kernels for device type '{kind}': this build runs on the CPU only"
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _known: set[tuple] = set()
 _warned: set[str] = set()
 
@@ -106,8 +107,8 @@ def warn_if_slow(name: str, arguments: tuple) -> None:
     if torch.compiler.is_compiling():
         return  # the fake kernels ask
     q, _, v = arguments[:3]
-    if not isinstance(q, torch.Tensor) or not isinstance(v, torch.Tensor) or q.dim() != 4 or v.dim() != 4:
-        return  # the call itself will say so
+    if type(q) not in _PLAIN or type(v) not in _PLAIN or q.dim() != 4 or v.dim() != 4:
+        return  # traced (the fake kernels ask) or wrong (the call itself will say so)
     kind = (name, q.dtype, q.shape[3], v.shape[3], *arguments[9:13])
     if kind in _known:
         return

@@ -126,5 +126,6 @@ def for_oracle(arguments: dict) -> dict:
 def with_gradients(arguments: dict) -> dict:
     """A copy whose floating-point tensors are leaves that want a gradient (strides kept)."""
     return {
-        name: value.detach().requires_grad_() if name in TENSORS and value is not None else value for name, value in arguments.items()
+        name: value.detach().requires_grad_() if name in TENSORS and value is not None else value
+        for name, value in arguments.items()
     }

@@ -1,4 +1,4 @@
-"""The oracle: docs/math.md token by token in plain PyTorch, in float64 by default, differentiated by autograd. Shares nothing with the library."""
+"""The oracle: docs/math.md token by token in plain PyTorch, in float64, differentiated by autograd. Shares nothing with us."""
 
 import torch
 
@@ -85,6 +85,3 @@ def recurrence(
         token_states = [[s.transpose(-1, -2) for s in states] for states in token_states]
     out = torch.stack([torch.cat(parts) for parts in o]) if batch else v.new_zeros(v.shape)
     return out, final, token_states
-
-
-

@@ -51,7 +51,9 @@ def test_chunks_and_gradients(problem, force):
     generator = torch.Generator().manual_seed(1)
     d_o = torch.randn(o.shape, generator=generator, dtype=F64).to(problem.dtype)
     d_final = torch.randn(final.shape, generator=generator, dtype=F64).to(F32)
-    ((o * d_o).sum() + (final * d_final).sum() + 0 * expected["v"].sum()).backward()  # without a token nothing else asks for a gradient
+    (
+        (o * d_o).sum() + (final * d_final).sum() + 0 * expected["v"].sum()
+    ).backward()  # without a token nothing else asks for a gradient
     error = float32_error(arguments, o, final) if problem.dtype == F32 else 0.0
     for implementation in implementations("chunk_backward"):
         force(implementation)
@@ -82,10 +84,11 @@ def test_recurrent(problem, force):
         assert_close(f"{implementation} state", final_got, final, "state", problem.dtype, error)
 
 
-@pytest.mark.parametrize("problem", [Problem(dtype=F64, small_dtype=F64, state_dtype=F64, gate=g, beta=b) for g in ("strong", "computed")
-                                     for b in ("given", "doubled")])  # fmt: skip
-def test_float64_reference_is_exact(problem):
+@pytest.mark.parametrize("gate", ["strong", "computed"])
+@pytest.mark.parametrize("beta", ["given", "doubled"])
+def test_float64_reference_is_exact(gate, beta):
     """float64 is not a fallback: results agree with the recurrence to the last digits."""
+    problem = Problem(dtype=F64, small_dtype=F64, state_dtype=F64, gate=gate, beta=beta)
     arguments = make(problem)
     got, expected = with_gradients(arguments), with_gradients(arguments)
     o, final = chunk_gated_delta_rule(**got, output_final_state=True)

@@ -34,8 +34,9 @@ POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter
 def test_C05_chunk_signature():
     assert parameters(chunk_gated_delta_rule, POSITIONAL) == LEADING_NINE
     assert set(parameters(chunk_gated_delta_rule, KEYWORD)) == set(
-        "use_beta_sigmoid_in_kernel allow_neg_eigval use_gate_in_kernel A_log dt_bias state_v_first transpose_state_layout cu_seqlens "
-        "cu_seqlens_cpu chunk_indices chunk_size auto_cp enable_fwd_cp_cache force_intra_cp cp_context head_first".split()
+        "use_beta_sigmoid_in_kernel allow_neg_eigval use_gate_in_kernel A_log dt_bias state_v_first "
+        "transpose_state_layout cu_seqlens cu_seqlens_cpu chunk_indices chunk_size auto_cp enable_fwd_cp_cache force_intra_cp "
+        "cp_context head_first".split()
     )
     assert not any(p.kind == p.VAR_KEYWORD for p in inspect.signature(chunk_gated_delta_rule).parameters.values())
     required = [name for name in LEADING_NINE if name not in defaults(chunk_gated_delta_rule)]
@@ -149,7 +150,8 @@ def test_C05_recurrent_refuses_per_dimension_gates(name):
 def test_C05_options_without_effect_on_the_result():
     a = make(Problem(lengths=(30, 40)))
     expected = chunk_gated_delta_rule(**a, output_final_state=True)
-    options = [{"chunk_size": 16}, {"chunk_size": 32}, {"auto_cp": False}, {"enable_fwd_cp_cache": False}, {"force_intra_cp": True},
+    options = [{"chunk_size": 16}, {"chunk_size": 32}, {"auto_cp": False}, {"enable_fwd_cp_cache": False},
+               {"force_intra_cp": True},
                {"head_first": False}, {"cp_context": None}, {"chunk_indices": torch.zeros(3, 2, dtype=torch.int64)}]  # fmt: skip
     for option in options:
         assert all(map(torch.equal, expected, chunk_gated_delta_rule(**a, **option, output_final_state=True))), option

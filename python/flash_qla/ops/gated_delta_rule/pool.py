@@ -11,7 +11,7 @@ another (default: the same):
 import torch
 from torch import Tensor
 
-from ..._arguments import choose_offsets, op_inputs, refuse_gradient
+from ..._arguments import op_inputs, refuse_gradient
 from ..._call import call, warn_if_slow
 
 
@@ -79,8 +79,6 @@ def chunk_gated_delta_rule_pool(
         ):
             if value is not None:
                 raise ValueError(f"{name}: belongs to states_every, which was not given")
-    elif states_every < 64 or states_every % 64:
-        raise ValueError(f"states_every: expected a positive multiple of 64, got {states_every}")
     elif checkpoints is None and checkpoint_rows is None:
         raise ValueError("checkpoint_rows: needed without checkpoints, to say which slots of state_pool to write")
     inputs = op_inputs(
@@ -101,7 +99,7 @@ def chunk_gated_delta_rule_pool(
         cu_seqlens_cpu=cu_seqlens_cpu,
     )
     write_rows = read_rows if write_rows is None else write_rows
-    arguments = (*inputs, state_pool, read_rows, write_rows, states_every or 0, checkpoints, checkpoint_rows, prefix_lengths)
+    arguments = (*inputs, state_pool, read_rows, write_rows, states_every, checkpoints, checkpoint_rows, prefix_lengths)
     warn_if_slow("chunk_forward_pool", arguments)
     return call("chunk_forward_pool", arguments)
 
@@ -116,16 +114,19 @@ def num_checkpoints(
 ) -> Tensor:
     """How many states each sequence keeps with ``states_every``: floor((prefix + length) / n) - floor(prefix / n), int64 [N].
 
-    Sequences are ``batch`` times ``tokens``, or those of ``cu_seqlens``.
+    Args:
+        states_every: n.
+        batch, tokens: so many sequences of so many tokens, if there is no ``cu_seqlens``.
+        cu_seqlens: [N + 1], offsets of the sequences.
+        prefix_lengths: [N], tokens that came before each sequence. Default: none.
 
     >>> import torch
     >>> from flash_qla import num_checkpoints
     >>> num_checkpoints(64, cu_seqlens=torch.tensor([0, 150, 200])).tolist()
     [2, 0]
     """
-    offsets = choose_offsets(cu_seqlens, None)
-    if offsets is not None:
-        lengths = offsets.diff().to(torch.int64)
+    if cu_seqlens is not None:
+        lengths = cu_seqlens.to(torch.int64).diff()
     elif batch is None or tokens is None:
         raise ValueError("num_checkpoints: needs cu_seqlens, or batch and tokens")
     else:
