@@ -98,6 +98,7 @@ std::vector<std::int64_t> Inputs::lengths() const {
 }
 
 std::int64_t Inputs::longest_sequence() const {
+  if (!problem.packed) return problem.tokens;
   std::int64_t longest = 0;
   for (std::int64_t length : lengths()) longest = std::max(longest, length);
   return longest;

@@ -1,4 +1,4 @@
-"""A18: strides of every input, output dtype under autocast (B09), packed sequences (A02, A07, A21), states honoured and split runs (A20)."""
+"""A18 strides, A02 A07 A21 packed sequences, A20 a state that continues, B09 dtypes and autocast."""
 
 import itertools
 
@@ -154,7 +154,9 @@ def test_A20_a_second_call_continues(function, cuts, force):
             o, state = function(**{**part, "initial_state": state}, output_final_state=True)
             outputs.append(o)
         o = torch.cat(outputs, dim=1)
-        if all(cut % 64 == 0 for cut in cuts) or (function is fused_recurrent_gated_delta_rule and implementation != "reference"):
+        # The reference keeps the state in float64 inside a call, and in float32 between calls.
+        exact = function is fused_recurrent_gated_delta_rule or all(cut % 64 == 0 for cut in cuts)
+        if exact and implementation != "reference":
             assert torch.equal(o, whole[0]) and torch.equal(state, whole[1]), implementation
         limit = 2 * bound("o", torch.float32, torch.float32)
         assert relative_rms(o, truth[0]) < limit and relative_rms(state, truth[1]) < limit, implementation
@@ -218,8 +220,10 @@ def test_B09_layer_under_autocast_trains():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         q, k, v, g, beta = project(x).split([64, 64, 64, 2, 2], dim=-1)
         q, k, v = (y.unflatten(-1, (2, 32)) for y in (q, k, v))
-        o, _ = chunk_gated_delta_rule(q, k, v.float(), g, beta, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=A_log,
-                                      dt_bias=dt_bias, use_beta_sigmoid_in_kernel=True)  # fmt: skip
+        o, _ = chunk_gated_delta_rule(
+            q, k, v.float(), g, beta, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias,
+            use_beta_sigmoid_in_kernel=True,
+        )  # fmt: skip
     assert o.dtype == torch.float32
     o.square().sum().backward()
     for parameter in (*project.parameters(), A_log, dt_bias):
