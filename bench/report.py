@@ -11,7 +11,7 @@ COLORS = {"f32": "#1f5fbf", "bf16": "#1a8a5a", "f16": "#8a4fbf"}
 
 
 def ratio_to_pytorch(row, pytorch_rows):
-    """How often faster a row of flashqla_bench is than plain PyTorch at the same sizes, dtype and threads, if that was measured."""
+    """How many times as fast a row of flashqla_bench is as plain PyTorch with the same sizes, dtype and threads, if measured."""
     keys = ("op", "B", "T", "Hq", "Hv", "K", "V", "dtype", "threads")
     for other in pytorch_rows:
         if all(row[key] == other[key] for key in keys):

@@ -80,9 +80,9 @@ def introduce(size, text, seconds, smoke):
     implementation = flash_qla.explain(*layer_inputs(size.recipe.window, c.heads_qk, c.heads_v, c.head_dim)[:5]).implementation
     parameters = sum(p.numel() for p in ByteModel(c, NONE).parameters())
     print("flash_qla demo: trains two small language models, which predict the next byte, on the same text.")
-    print("Both are the same but for one thing: in the first, tokens are mixed by gated delta rule layers, which keep")
-    print("a memory of all that was read; in the second that operation is replaced by o = v, so that it sees")
-    print("only the few bytes that its short convolutions reach.")
+    print("They differ in one thing: in the first, bytes are mixed by gated delta rule layers, which keep a memory")
+    print("of all that was read; in the second that operation is replaced by o = v, so that it sees")
+    print(f"only the last {1 + c.layers * (c.conv - 1)} bytes, which its short convolutions reach.")
     print(
         f"  time     {'a miniature of every step' if smoke else f'about {seconds:.0f} s in all; DEMO_SECONDS=... changes that'}"
     )

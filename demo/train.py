@@ -15,9 +15,9 @@ BITS = 1 / math.log(2)  # cross entropies are in nats, what is shown in bits per
 @dataclass(frozen=True)
 class Recipe:
     seconds: float  # for both models together; the learning rate follows the share of it that has passed
-    batch: int = 8
+    batch: int = 4
     window: int = 512  # bytes a sequence
-    rate: float = 6e-3
+    rate: float = 3e-3
     weight_decay: float = 0.05
     evaluations: int = 10  # of the held-out loss along the way, on a few windows
     evaluation_windows: int = 8
