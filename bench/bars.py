@@ -1,7 +1,7 @@
 """The speeds and sizes that the project sets itself, and which of them a measurement reaches.
 
 Every bar is for D = 128, Hq = 16, Hv = 32 on the machine of the run itself: a share of its own measured peak, a ratio between two
-things measured side by side, or bytes. A bar whose instruction set or thread count the machine lacks does not apply.
+things measured side by side, or bytes.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,18 @@ from dataclasses import dataclass
 LENGTHS = (512, 2048)
 STATE_BYTES = 32 * 128 * 128 * 4  # fp32 states of all value heads
 MIB = 1 << 20
+SHARES = {  # of the peak of the implementation's instructions, one thread
+    ("forward", "f32", "cpu-avx512"): 0.75,
+    ("forward", "bf16", "cpu-avx512bf16"): 0.68,
+    ("forward", "f32", "cpu-avx2"): 0.70,
+    ("backward", "f32", "cpu-avx512"): 0.60,
+    ("backward", "bf16", "cpu-avx512bf16"): 0.50,
+}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """`value` is None when nothing was measured for it (`reached` is then None too: it does not apply)."""
+    """`value` and `reached` are None when nothing was measured for it: the machine or the cases lack it."""
 
     what: str
     unit: str
@@ -40,15 +47,15 @@ def _value(row, key):
     return None if row is None else row[key]
 
 
+def share_bound(row):
+    """The share of the peak that a case row is to reach, or None."""
+    if row["T"] not in LENGTHS or row["threads"] != 1 or not _standard(row):
+        return None
+    return SHARES.get((row["op"], row["dtype"], row["implementation"]))
+
+
 def _share_bars(rows):
-    targets = (
-        ("forward", "f32", "cpu-avx512", 0.75),
-        ("forward", "bf16", "cpu-avx512bf16", 0.68),
-        ("forward", "f32", "cpu-avx2", 0.70),
-        ("backward", "f32", "cpu-avx512", 0.60),
-        ("backward", "bf16", "cpu-avx512bf16", 0.50),
-    )
-    for op, dtype, name, bound in targets:
+    for (op, dtype, name), bound in SHARES.items():
         for tokens in LENGTHS:
             row = _find(rows, op=op, dtype=dtype, implementation=name, T=tokens, threads=1)
             yield Bar(f"{op} {dtype} {name} T={tokens}: share of peak", "", bound, _value(row, "share_of_peak"))

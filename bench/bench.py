@@ -58,10 +58,10 @@ def run_program(program, lines, seconds):
     if not program.is_file():
         raise SystemExit(f"{program} is missing: build it (make bench does) or give its place with --program")
     machine, rows, refused = {}, [], []
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as cases:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as cases, tempfile.TemporaryFile("w+") as messages:
         cases.write("\n".join(lines) + "\n")
         cases.flush()
-        with subprocess.Popen([program, cases.name, str(seconds)], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen([program, cases.name, str(seconds)], stdout=subprocess.PIPE, stderr=messages, text=True) as process:
             for line in process.stdout:
                 entry = json.loads(line)
                 kind = entry.pop("kind")
@@ -73,8 +73,9 @@ def run_program(program, lines, seconds):
                 else:
                     refused.append(entry)
                     print(f"      {entry['case']}: {entry['reason']}", flush=True)
-    if process.returncode:
-        raise SystemExit(f"{program} ended with exit code {process.returncode}")
+        if process.returncode:
+            messages.seek(0)
+            raise SystemExit(f"{messages.read()}{program} ended with exit code {process.returncode}")
     return machine, rows, refused
 
 
@@ -129,7 +130,7 @@ def main():
     (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(arguments.out / f"{name}.png", f"{machine['processor']} ({result['date'][:10]}, {result['commit']})", rows, pytorch_rows)
     print(f"\nWritten: {arguments.out / name}.json and .png")
-    print(f"bars: {reached} reached, {missed} not reached, {without} do not apply")
+    print(f"bars: {reached} reached, {missed} not reached, {without} not measured")
     return 1 if arguments.check and missed else 0
 
 

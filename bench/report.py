@@ -4,9 +4,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from bars import share_bound
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
-HEADER = f"{'case':<46} {'implementation':<15} {'threads':>7} {'tokens/s':>11} {'of peak':>8} {'x PyTorch':>10}"
+HEADER = f"{'case':<48} {'implementation':<15} {'threads':>7} {'tokens/s':>11} {'of peak':>8} {'bar':>5} {'x PyTorch':>10}"
 COLORS = {"f32": "#1f5fbf", "bf16": "#1a8a5a", "f16": "#8a4fbf"}
 
 
@@ -29,11 +30,12 @@ def _case_words(row):
 
 def _line(row, ratio):
     share = f"{100 * row['share_of_peak']:.0f} %" if row.get("share_of_peak") is not None else "-"
-    if row.get("time_to_state_time") is not None:
+    if row.get("states") == "cold":
         share = f"{row['time_to_state_time']:.2f} tm"
+    bound = f"{100 * share_bound(row):.0f} %" if share_bound(row) else ""
     times = f"{ratio:.1f}" if ratio is not None else "-"
     rate = f"{row['tokens_per_second']:,.0f}"
-    return f"{_case_words(row):<46} {row['implementation']:<15} {row['threads']:>7} {rate:>11} {share:>8} {times:>10}"
+    return f"{_case_words(row):<48} {row['implementation']:<15} {row['threads']:>7} {rate:>11} {share:>8} {bound:>5} {times:>10}"
 
 
 def print_rows(rows, pytorch_rows):
@@ -41,7 +43,7 @@ def print_rows(rows, pytorch_rows):
     print(HEADER)
     for row in rows:
         print(_line(row, ratio_to_pytorch(row, pytorch_rows)))
-    print("  tm: time of a decoding step / time to read and write its states at the measured memory bandwidth")
+    print("  tm: time of the call / time to read and write its states once at the measured memory bandwidth")
     print("\nCalled from PyTorch, against the plain PyTorch formulation, in turn")
     print(HEADER)
     for row in pytorch_rows:
@@ -49,20 +51,16 @@ def print_rows(rows, pytorch_rows):
 
 
 def print_bars(bars):
-    """Returns (reached, not reached, not applicable)."""
+    """Returns (reached, not reached, not measured)."""
     print("\nBars")
     counts = {True: 0, False: 0, None: 0}
     for bar in bars:
         counts[bar.reached] += 1
-        verdict = {True: "reached", False: "NOT reached", None: "does not apply"}[bar.reached]
+        verdict = {True: "reached", False: "NOT reached", None: "not measured"}[bar.reached]
         value = "-" if bar.value is None else f"{bar.value:.2f}{bar.unit}"
         bound = f"{'>=' if bar.at_least else '<='} {bar.bound:g}{bar.unit}"
         print(f"  {bar.what:<84} {value:>10} {bound:>10}  {verdict}")
     return counts[True], counts[False], counts[None]
-
-
-def _thousands(value, _):
-    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k"
 
 
 def _draw_lengths(ax, rows, pytorch_rows, op):
@@ -86,7 +84,8 @@ def _draw_lengths(ax, rows, pytorch_rows, op):
     ax.set_yscale("log")
     ax.set_xticks(sorted(lengths), [str(length) for length in sorted(lengths)])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(EngFormatter())
     ax.yaxis.set_minor_formatter(NullFormatter())
     if lengths:
         ax.legend()
@@ -108,9 +107,12 @@ def _draw_shares(ax, rows):
     ax.barh(range(len(shown)), shares, color=[COLORS[row["dtype"]] for row in shown], height=0.7)
     for i, share in enumerate(shares):
         ax.annotate(f"{share:.0f}", (share, i), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+    for i, bound in enumerate(map(share_bound, shown)):
+        if bound:
+            ax.plot([100 * bound] * 2, [i - 0.42, i + 0.42], color="black", lw=2)
     ax.set_yticks(range(len(shown)), labels, fontsize=8)
     ax.invert_yaxis()
-    ax.set(title="Share of the machine's measured peak, one thread", xlabel="percent")
+    ax.set(title="Share of the machine's measured peak, one thread", xlabel="percent; black: the bar to reach")
 
 
 def draw(path, machine, rows, pytorch_rows):

@@ -4,7 +4,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 from model import FLASH_QLA, NONE, PYTORCH
 from train import smoothed
 
@@ -17,10 +17,6 @@ LABELS = {
 POSITIONS_PER_POINT = 16
 
 
-def thousands(value, _):
-    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k" if value >= 1e3 else f"{value:g}"
-
-
 def draw_training(ax, courses):
     for course in courses:
         color = COLORS[course.name]
@@ -30,7 +26,7 @@ def draw_training(ax, courses):
     ax.set(
         title="Loss while training", xlabel="bytes seen by each model", ylabel="bits per byte", ylim=(None, min(8.2, 2.2 * end))
     )
-    ax.xaxis.set_major_formatter(FuncFormatter(thousands))
+    ax.xaxis.set_major_formatter(EngFormatter())
     ax.legend(title="dots: held-out text, thin lines: training text", title_fontsize=8)
 
 
@@ -72,8 +68,9 @@ def draw_rates(ax, kind, lengths, rates, shape):
     )
     ax.set_xticks(lengths, [str(length) for length in lengths])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(thousands))
-    ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: thousands(value, _) if f"{value:.0e}"[0] in "25" else ""))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(EngFormatter())
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.legend(loc="lower right")
 
 
