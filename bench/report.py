@@ -30,7 +30,7 @@ def _case_words(row):
 
 def _line(row, ratio):
     share = f"{100 * row['share_of_peak']:.0f} %" if row.get("share_of_peak") is not None else "-"
-    if row.get("states") == "cold":
+    if row["op"] == "recurrent" and row.get("states") == "cold":
         share = f"{row['time_to_state_time']:.2f} tm"
     bound = f"{100 * share_bound(row):.0f} %" if share_bound(row) else ""
     times = f"{ratio:.1f}" if ratio is not None else "-"
