@@ -35,7 +35,8 @@ const Names<Data> kData{{"usual", Data::usual},
                         {"repeated_keys", Data::repeated_keys},
                         {"unnormalised", Data::unnormalised}};
 const Names<Strides> kStrides{{"dense", Strides::dense}, {"padded", Strides::padded},     {"transposed", Strides::transposed},
-                              {"fused", Strides::fused}, {"expanded", Strides::expanded}, {"reversed", Strides::reversed}};
+                              {"fused", Strides::fused}, {"expanded", Strides::expanded}, {"reversed", Strides::reversed},
+                              {"huge", Strides::huge}};
 
 struct Key {
   const char* name;

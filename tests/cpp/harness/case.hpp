@@ -34,6 +34,7 @@ enum class Strides : std::uint8_t {
   fused,       ///< q, k, v slices of one projection
   expanded,    ///< heads of q, k (g, beta) share memory: stride 0
   reversed,    ///< negative token stride
+  huge,        ///< offsets past 2^31 elements: between batch entries and rows of states, or between tokens when B = 1
 };
 
 enum class Pool : std::uint8_t {
@@ -41,6 +42,9 @@ enum class Pool : std::uint8_t {
   separate,  ///< read and written through index tensors, two memories
   in_place,  ///< the same memory and rows
 };
+
+/// Elements between neighbours with Strides::huge.
+inline constexpr std::int64_t kHugeStride = (std::int64_t{1} << 31) + 64;
 
 struct Case {
   Op op = Op::forward;

@@ -55,6 +55,9 @@ class Generator {
       case Strides::reversed:
         strides = {c_.T * heads * row, -heads * row, row};
         break;
+      case Strides::huge:
+        strides = {kHugeStride, c_.B > 1 ? heads * row : kHugeStride / 4, row};
+        break;
     }
     if (size > 0) {
       sizes.push_back(size);
@@ -200,6 +203,7 @@ class Generator {
   Tensor state_tensor(DType dtype, std::int64_t rows) const {
     const bool by_key = c_.layout == StateLayout::key_value;
     const std::vector<std::int64_t> sizes{rows, c_.Hv, by_key ? c_.K : c_.V, by_key ? c_.V : c_.K};
+    if (c_.strides == Strides::huge) return Tensor(dtype, sizes, {kHugeStride, c_.K * c_.V, sizes[3], 1});
     if (c_.strides != Strides::padded) return Tensor(dtype, sizes);
     const std::int64_t outer = sizes[3] + 2, head = sizes[2] * outer + 3;
     return Tensor(dtype, sizes, {c_.Hv * head + 11, head, outer, 1}, 1);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 
@@ -23,12 +24,21 @@ void run_on_threads(void* context, std::int64_t tasks, Parallel::Task task, void
   for (std::thread& thread : pool) thread.join();
 }
 
-/// Forces one implementation while it lives.
-class ForcedImplementation {
- public:
-  explicit ForcedImplementation(const std::string& name) { setenv("FLASHQLA_IMPL", name.c_str(), 1); }
-  ~ForcedImplementation() { unsetenv("FLASHQLA_IMPL"); }
-};
+/// plan() with one implementation forced. The environment belongs to the process: one caller at a time.
+template <class Descriptor>
+Plan<Descriptor> forced_plan(const Descriptor& descriptor, const RunOptions& options) {
+  static std::mutex environment;
+  const std::lock_guard lock(environment);
+  setenv("FLASHQLA_IMPL", options.implementation.c_str(), 1);
+  try {
+    Plan<Descriptor> planned = plan(descriptor, options.threads);
+    unsetenv("FLASHQLA_IMPL");
+    return planned;
+  } catch (...) {
+    unsetenv("FLASHQLA_IMPL");
+    throw;
+  }
+}
 
 /// 64-byte aligned and full of NaN, with a guard behind it.
 class PoisonedWorkspace {
@@ -77,8 +87,7 @@ StateTensors state_tensors(const Case& c, const Tensors& inputs, const Tensors& 
 
 template <class Descriptor, class Views>
 void plan_and_run(const Descriptor& descriptor, const Views& views, const RunOptions& options) {
-  const ForcedImplementation forced(options.implementation);
-  const Plan<Descriptor> planned = plan(descriptor, options.threads);
+  const Plan<Descriptor> planned = forced_plan(descriptor, options);
   if (planned.implementation != options.implementation) {
     throw std::runtime_error("planned " + planned.implementation + " instead of " + options.implementation);
   }
@@ -142,8 +151,14 @@ std::vector<std::int64_t> to_integers(const Tensor& tensor) {
   return result;
 }
 
-/// With gaps when the case has padded strides.
+/// With gaps when the case's inputs have them, and as far apart.
 Tensor output_like(const Case& c, DType dtype, std::vector<std::int64_t> sizes, std::int64_t inner_dims) {
+  if (c.strides == Strides::huge && sizes.size() > 2) {
+    std::vector<std::int64_t> strides = contiguous_strides(sizes);
+    strides[0] = kHugeStride;
+    if (c.B == 1 && sizes[0] == 1) strides[1] = kHugeStride / 4;
+    return Tensor(dtype, std::move(sizes), std::move(strides));
+  }
   if (c.strides != Strides::padded && c.strides != Strides::reversed) return Tensor(dtype, std::move(sizes));
   std::vector<std::int64_t> strides(sizes.size(), 1);
   std::int64_t next = 1;

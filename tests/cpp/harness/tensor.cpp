@@ -1,6 +1,10 @@
 #include "harness/tensor.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <memory>
+#include <new>
 
 #include "common/scalar.hpp"
 
@@ -10,6 +14,15 @@ namespace {
 constexpr std::int64_t kGuardBytes = 256;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::byte kPoison{0xff};
+constexpr std::int64_t kSparseBytes = std::int64_t{1} << 30;
+
+std::shared_ptr<std::byte> allocate(std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes < kSparseBytes) return {new std::byte[size], std::default_delete<std::byte[]>()};
+  void* pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<std::byte*>(pages), [size](std::byte* memory) { munmap(memory, size); }};
+}
 }  // namespace
 
 std::vector<std::int64_t> contiguous_strides(const std::vector<std::int64_t>& sizes) {
@@ -29,10 +42,12 @@ Tensor::Tensor(DType dtype, std::vector<std::int64_t> sizes, std::vector<std::in
   }
   const std::int64_t bytes = element_bytes(dtype_);
   const std::int64_t size = (highest - lowest + 1 + shift) * bytes;
-  memory_ = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(size + 2 * kGuardBytes + kAlignment), kPoison);
-  const auto address = reinterpret_cast<std::uintptr_t>(memory_->data()) + kGuardBytes;
+  memory_bytes_ = size + 2 * kGuardBytes + kAlignment;
+  memory_ = allocate(memory_bytes_);
+  poison();
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_.get()) + kGuardBytes;
   const auto aligned = (address + kAlignment - 1) / kAlignment * kAlignment;
-  base_ = static_cast<std::int64_t>(aligned - reinterpret_cast<std::uintptr_t>(memory_->data())) + (shift - lowest) * bytes;
+  base_ = static_cast<std::int64_t>(aligned - reinterpret_cast<std::uintptr_t>(memory_.get())) + (shift - lowest) * bytes;
 }
 
 std::int64_t Tensor::count() const {
@@ -51,10 +66,10 @@ std::int64_t Tensor::offset(std::int64_t index) const {
   return offset;
 }
 
-double Tensor::get(std::int64_t index) const { return load_scalar(memory_->data() + base_, dtype_, offset(index)); }
+double Tensor::get(std::int64_t index) const { return load_scalar(memory_.get() + base_, dtype_, offset(index)); }
 
 void Tensor::set(std::int64_t index, double value) {
-  std::byte* data = memory_->data() + base_;
+  std::byte* data = memory_.get() + base_;
   if (dtype_ == DType::i64) {
     reinterpret_cast<std::int64_t*>(data)[offset(index)] = static_cast<std::int64_t>(value);
   } else if (dtype_ == DType::i32) {
@@ -78,16 +93,19 @@ void Tensor::fill(double value) {
   for (std::int64_t i = 0; i < count(); ++i) set(i, value);
 }
 
-void Tensor::poison() { std::fill(memory_->begin(), memory_->end(), kPoison); }
+void Tensor::poison() {
+  if (memory_bytes_ < kSparseBytes) std::fill_n(memory_.get(), memory_bytes_, kPoison);
+}
 
 bool Tensor::gaps_are_poison() const {
-  std::vector<bool> inside(memory_->size(), false);
+  if (memory_bytes_ >= kSparseBytes) return true;
+  std::vector<bool> inside(static_cast<std::size_t>(memory_bytes_), false);
   const std::int64_t bytes = element_bytes(dtype_);
   for (std::int64_t i = 0; i < count(); ++i) {
     for (std::int64_t b = 0; b < bytes; ++b) inside[static_cast<std::size_t>(base_ + offset(i) * bytes + b)] = true;
   }
   for (std::size_t i = 0; i < inside.size(); ++i) {
-    if (!inside[i] && (*memory_)[i] != kPoison) return false;
+    if (!inside[i] && memory_.get()[i] != kPoison) return false;
   }
   return true;
 }
@@ -127,7 +145,7 @@ Tensor Tensor::to(DType dtype) const {
 TensorView Tensor::view() const {
   TensorView view;
   if (!present()) return view;
-  view.data = memory_->data() + base_;
+  view.data = memory_.get() + base_;
   view.dtype = dtype_;
   view.rank = static_cast<int>(sizes_.size());
   for (std::size_t d = 0; d < sizes_.size(); ++d) {

@@ -34,7 +34,7 @@ class Tensor {
   void fill(double value);
   /// Back to 0xff bytes, guards and gaps too.
   void poison();
-  /// No byte outside the view has changed since the poisoning.
+  /// No byte outside the view has changed since the poisoning. Not looked at when the memory is sparse.
   bool gaps_are_poison() const;
 
   /// Elements [start, start + length) of dimension `dim`, sharing the memory.
@@ -53,7 +53,8 @@ class Tensor {
 
   DType dtype_ = DType::f32;
   std::vector<std::int64_t> sizes_, strides_;
-  std::shared_ptr<std::vector<std::byte>> memory_;
+  std::shared_ptr<std::byte> memory_;
+  std::int64_t memory_bytes_ = 0;
   std::int64_t base_ = 0;  // byte offset of element 0 in memory_
 };
 
