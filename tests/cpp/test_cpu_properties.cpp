@@ -24,8 +24,8 @@ Case usual(Op op, DType dtype) {
 /// double problems.
 template <class Test>
 void for_all(Op op, const Test& test) {
-  for (const std::string& implementation : cpu_implementations(op)) {
-    for (DType dtype : kDTypes) test(usual(op, dtype), implementation);
+  for (DType dtype : kDTypes) {
+    for (const std::string& implementation : cpu_implementations(op, dtype)) test(usual(op, dtype), implementation);
   }
   test(in_double(usual(op, DType::f32)), std::string("reference"));
 }

@@ -132,7 +132,7 @@ std::string check_case(const Case& c, const std::string& implementation, int thr
 }
 
 std::string check_all(const Case& c, int threads) {
-  std::vector<std::string> implementations = cpu_implementations(c.op);
+  std::vector<std::string> implementations = cpu_implementations(c.op, c.dtype);
   implementations.push_back("reference");
   return check(c, implementations, threads);
 }

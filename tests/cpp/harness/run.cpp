@@ -256,7 +256,12 @@ Case in_double(Case c) {
 
 Values truth(const Case& c, const Tensors& inputs) { return run_case(in_double(c), in_double(inputs), {"reference", 1}); }
 
-std::vector<std::string> cpu_implementations(Op op) {
+bool takes(const std::string& implementation, DType dtype) {
+  const bool bf16_only = implementation.size() > 4 && implementation.substr(implementation.size() - 4) == "bf16";
+  return !bf16_only || dtype == DType::bf16;
+}
+
+std::vector<std::string> cpu_implementations(Op op, DType dtype) {
   std::vector<std::string> names;
   for (const detail::Implementation* row : detail::implementations()) {
     const std::string name = row->name;
@@ -264,7 +269,7 @@ std::vector<std::string> cpu_implementations(Op op) {
     const bool has = op == Op::forward    ? row->chunk_forward.run != nullptr
                      : op == Op::backward ? row->chunk_backward.run != nullptr
                                           : row->recurrent_forward.run != nullptr;
-    if (has) names.push_back(name);
+    if (has && takes(name, dtype)) names.push_back(name);
   }
   return names;
 }

@@ -36,7 +36,11 @@ Values truth(const Case& c, const Tensors& inputs);
 /// The case with every floating type double.
 Case in_double(Case c);
 
-/// Names of the cpu-* implementations that have the operation and run on this processor.
-std::vector<std::string> cpu_implementations(Op op);
+/// Whether the implementation must take problems with q, k, v of `dtype`: those of bf16 dot products (named so) take nothing but
+/// bf16, all others everything.
+bool takes(const std::string& implementation, DType dtype);
+
+/// Names of the cpu-* implementations that have the operation, run on this processor and must take `dtype`.
+std::vector<std::string> cpu_implementations(Op op, DType dtype);
 
 }  // namespace flashqla::test
