@@ -13,9 +13,9 @@ PYTEST = PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 $(VENV)/python -m py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # More options for cmake, such as CMAKE_OPTIONS=-DFLASHQLA_WERROR=ON.
 CMAKE_OPTIONS ?=
-CONFIGURE = $(CMAKE) -Wno-dev --log-level=WARNING -G Ninja -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
-RELEASE := -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
-SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+CONFIGURE = $(CMAKE) -Wno-dev --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
+RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
+CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
 
 .PHONY: help setup setup-tests build build-tests test demo bench asan fuzz format lint api-reference wheel clean distclean
@@ -53,15 +53,16 @@ bench: setup  ## measure: table, JSON and plot in bench/results
 	@$(VENV)/python bench/bench.py --program build/release/bench/flashqla_bench $(BENCH_OPTIONS)
 
 asan: setup-tests  ## the C++ tests under the address and undefined-behaviour sanitizers
-	@$(CONFIGURE) -B build/asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS="$(SANITIZE)" -DFLASHQLA_TESTS=ON
-	@$(CMAKE) --build build/asan -j $(JOBS)
-	@$(CTEST) --test-dir build/asan --output-on-failure -j $(JOBS)
+	@$(CONFIGURE) --preset asan
+	@$(CMAKE) --build --preset asan -j $(JOBS)
+	@$(CTEST) --preset asan -j $(JOBS)
 
-fuzz: setup  ## fuzz descriptors and offsets with libFuzzer (needs clang)
-	@CXX=$${CXX:-clang++} $(CONFIGURE) -B build/fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFLASHQLA_FUZZ=ON
-	@$(CMAKE) --build build/fuzz -j $(JOBS)
-	@for target in build/fuzz/tests/fuzz/fuzz_*; do if [[ -f $$target && -x $$target ]]; then echo "$$target"; \
-	  "$$target" -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1; fi; done
+fuzz: setup  ## fuzz descriptors, tensors and offsets with libFuzzer (needs clang)
+	@[[ -n "$(CLANG)" ]] || { echo "make fuzz needs clang++. On Debian or Ubuntu: sudo apt-get install clang"; exit 1; }
+	@CXX=$(CLANG) $(CONFIGURE) --preset fuzz
+	@$(CMAKE) --build --preset fuzz -j $(JOBS)
+	@for source in tests/fuzz/fuzz_*.cpp; do name=$$(basename $$source .cpp); echo "fuzzing: $$name"; \
+	  build/fuzz/tests/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -max_len=512 -len_control=0 -print_funcs=0; done
 
 format: setup  ## format the C++ and Python sources in place
 	@git ls-files -z '*.cpp' '*.hpp' '*.inl' | xargs -0 -r $(VENV)/clang-format -i
