@@ -18,7 +18,7 @@ HEAD = """# Python API
 
 <!-- Written by tools/api_reference.py from the docstrings: change those, then run `make api-reference`. -->
 
-`import flash_qla`. All functions take and return torch tensors on the CPU; importing the package never fails, whatever the machine.
+`import flash_qla`. All functions take and return torch tensors on the CPU. Importing the package never fails.
 The formulas are in [math.md](../math.md). Every function is also importable from where the libraries it can stand in for have it,
 such as `flash_qla.ops.gated_delta_rule.chunk_gated_delta_rule`. The environment variables are those of the [C++ API](cpp.md).
 """
