@@ -128,7 +128,12 @@ def main():
         "bars": [{**asdict(bar), "reached": bar.reached} for bar in bars],
     }
     (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(arguments.out / f"{name}.png", f"{machine['processor']} ({result['date'][:10]}, {result['commit']})", rows, pytorch_rows)
+    draw(
+        arguments.out / f"{name}.png",
+        f"{machine['processor']}, {result['date'][:10]}, commit {result['commit'] or 'unknown'}",
+        rows,
+        pytorch_rows,
+    )
     print(f"\nWritten: {arguments.out / name}.json and .png")
     print(f"bars: {reached} reached, {missed} not reached, {without} not measured")
     return 1 if arguments.check and missed else 0

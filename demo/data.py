@@ -62,6 +62,13 @@ def even_windows(data, count, length):
     return torch.stack([data[s : s + length + 1] for s in starts]).long()
 
 
+def from_line_start(data, start, length):
+    """`length` bytes from the first line that begins after `start`, or from `start` if none is near."""
+    line_ends = (data[start : start + length] == ord("\n")).nonzero()
+    begin = start + int(line_ends[0]) + 1 if len(line_ends) else start
+    return data[begin : begin + length]
+
+
 def readable(data):
     """Bytes (any iterable of ints) as text that a terminal shows safely."""
     text = bytes(data).decode("utf-8", errors="replace")

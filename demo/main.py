@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "demo")]
 
 import torch  # noqa: E402
-from data import even_windows, load_text, random_windows, readable  # noqa: E402
+from data import even_windows, from_line_start, load_text, random_windows, readable  # noqa: E402
 from generate import continue_text, differences  # noqa: E402
 from model import FLASH_QLA, NONE, PYTORCH, ByteModel, Config  # noqa: E402
 from picture import draw  # noqa: E402
@@ -28,7 +28,7 @@ import flash_qla  # noqa: E402
 
 MARGIN_BITS = 0.1  # a byte: the least by which the held-out loss must be lower for "clearly better"
 MAX_DIFFERENCE = 1e-4  # between the logits of chunked prefill and of decode, relative to their RMS, in fp32
-SHARE_TRAINING, SHARE_MODEL_RATES, SHARE_OPERATION_RATES = 0.64, 0.08, 0.16  # of the time; the rest is everything else
+SHARE_TRAINING, SHARE_MODEL_RATES, SHARE_OPERATION_RATES = 0.75, 0.05, 0.1  # of the time; the rest is everything else
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Size:
     config: Config = Config()
     recipe: Recipe = Recipe(seconds=0)
     steps: int | None = None  # None: as many as the time allows
-    test_windows: int = 48
+    test_windows: int = 256
     passage: int = 500  # not a multiple of a chunk
     prefix: int = 300
     prompt: int = 300
@@ -141,9 +141,8 @@ def check_agreement(model, text, size):
 
 def write_on(model, text, size):
     heading(4, f"Writing: the model reads {size.prompt} held-out bytes (prefill) and continues them by {size.written} (decode)")
-    middle = text.held_out.numel() // 2
-    prompt = text.held_out[middle : middle + size.prompt]
-    written, prefill_seconds, decode_seconds = continue_text(model, prompt, size.written, temperature=0.7, seed=size.recipe.seed)
+    prompt = from_line_start(text.held_out, text.held_out.numel() // 2, size.prompt)
+    written, prefill_seconds, decode_seconds = continue_text(model, prompt, size.written, temperature=0.6, seed=size.recipe.seed)
     print("  it reads:")
     print(indented(readable(prompt.tolist())))
     print("  it writes:")

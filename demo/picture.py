@@ -14,7 +14,7 @@ LABELS = {
     NONE.name: "same model, operation replaced by o = v",
     PYTORCH.name: "plain PyTorch (chunks of 64)",
 }
-POSITIONS_PER_POINT = 16
+POSITIONS_PER_POINT = 32
 
 
 def draw_training(ax, courses):
@@ -31,16 +31,21 @@ def draw_training(ax, courses):
 
 
 def draw_positions(ax, by_position):
+    top = 0.0
     for name, losses in by_position.items():
         size = min(POSITIONS_PER_POINT, len(losses))
         points = losses[: len(losses) // size * size].view(-1, size).mean(1).tolist()
-        ax.plot([(i + 0.5) * size for i in range(len(points))], points, color=COLORS[name], lw=1.6, label=LABELS[name])
+        top = max(top, *points)
+        middles = [(i + 0.5) * size for i in range(len(points))]
+        ax.plot(middles, points, color=COLORS[name], lw=1.6, label=LABELS[name])
+    low = ax.get_ylim()[0]
     ax.set(
-        title="Held-out loss by position: what the state remembers",
-        xlabel="bytes of context (position in the window)",
+        title="Held-out loss by position: what the memory is worth",
+        xlabel="bytes read before (position in the sequence)",
         ylabel="bits per byte",
+        ylim=(low, top + 0.3 * (top - low)),  # room for the legend
     )
-    ax.legend()
+    ax.legend(loc="upper right")
 
 
 def draw_rates(ax, kind, lengths, rates, shape):
