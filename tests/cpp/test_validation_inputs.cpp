@@ -255,6 +255,12 @@ TYPED_TEST(ValidationInputs, DoubleProblemsTakeDoubleSmallTensors) {
   expect_refused<InvalidType>(call, {"k: expected float64, got float32"});
 }
 
+TYPED_TEST(ValidationInputs, GrowthIsLegal) {
+  TypeParam call;
+  static_cast<float*>(const_cast<void*>(call.tensors.inputs.g.data))[3] = 0.5f;
+  expect_accepted(call);
+}
+
 TYPED_TEST(ValidationInputs, CheckWithoutMemory) {
   TypeParam call;
   const auto made = plan(call.descriptor);
