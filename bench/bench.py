@@ -26,7 +26,7 @@ def parse_arguments():
     parser.add_argument("--program", type=Path, default=ROOT / "build/release/bench/flashqla_bench", help="the C++ benchmark")
     parser.add_argument("--cases", type=Path, default=ROOT / "tests/cases/bench.txt")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results", help="folder of the JSON and the picture")
-    parser.add_argument("--name", help="name of both files (default: the processor's)")
+    parser.add_argument("--name", help="name of both files (default: the processor's; short, in the short mode)")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for a case (default 1)")
     parser.add_argument(
         "--short", action="store_true", help="the first value of every list, a moment a case: does it run at all?"
@@ -113,7 +113,8 @@ def main():
     print_rows(rows, pytorch_rows)
     reached, missed, without = print_bars(bars)
 
-    name = arguments.name or re.sub(r"[^a-z0-9]+", "-", machine["processor"].lower()).strip("-")
+    processor = re.sub(r"[^a-z0-9]+", "-", machine["processor"].lower()).strip("-")
+    name = arguments.name or ("short" if arguments.short else processor)
     arguments.out.mkdir(parents=True, exist_ok=True)
     result = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -28,7 +28,7 @@ def _case_words(row):
     return words
 
 
-def _line(row, ratio):
+def table_line(row, ratio):
     share = f"{100 * row['share_of_peak']:.0f} %" if row.get("share_of_peak") is not None else "-"
     if row["op"] == "recurrent" and row.get("states") == "cold":
         share = f"{row['time_to_state_time']:.2f} tm"
@@ -42,12 +42,12 @@ def print_rows(rows, pytorch_rows):
     print("\nThe library itself (flashqla_bench)")
     print(HEADER)
     for row in rows:
-        print(_line(row, ratio_to_pytorch(row, pytorch_rows)))
+        print(table_line(row, ratio_to_pytorch(row, pytorch_rows)))
     print("  tm: time of the call / time to read and write its states once at the measured memory bandwidth")
     print("\nCalled from PyTorch, against the plain PyTorch formulation, in turn")
     print(HEADER)
     for row in pytorch_rows:
-        print(_line(row, row["ratio"]))
+        print(table_line(row, row["ratio"]))
 
 
 def print_bars(bars):

@@ -28,7 +28,10 @@ def _tensor(data):
 def load_text(path=None):
     """The text of `path`, or of the standard library. Always the same bytes in the same order on the same machine."""
     if path:
-        data = Path(path).read_bytes()
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise SystemExit(f"TEXT={path} cannot be read: {error.strerror}") from None
         if len(data) < MIN_BYTES:
             raise SystemExit(f"TEXT={path} has {len(data):,} bytes; the demo needs at least {MIN_BYTES:,} to learn anything from")
         cut = len(data) - len(data) // HELD_OUT_EVERY

@@ -96,7 +96,7 @@ def introduce(size, text, seconds, smoke):
 
 
 def train_both(size, text, seconds):
-    heading(1, "Training: same seed, same batches, same steps for both; loss in bits per byte (8 = knows nothing)")
+    heading(1, "Training both: same seed, batches and steps. Loss on the training text in bits per byte (8: knows nothing)")
     models = []
     for operation in (FLASH_QLA, NONE):
         torch.manual_seed(size.recipe.seed)

@@ -41,7 +41,7 @@ class Course:
 class ProgressBar:
     """One line that moves on a terminal; on anything else a line for every tenth."""
 
-    def __init__(self, width=24):
+    def __init__(self, width=20):
         self.width, self.terminal, self.last_tenth = width, sys.stdout.isatty(), 0
 
     def show(self, share, text):
@@ -98,7 +98,7 @@ def train_side_by_side(models, text, recipe, steps=None):
             for model, course in zip(models, courses, strict=True):
                 course.held_out.append((course.bytes_seen, held_out_loss(model, windows).mean().item()))
         latest = ", ".join(f"{c.name} {smoothed(c.train)[-1][1]:.2f}" for c in courses)
-        bar.show(share, f"step {step}, training loss: {latest} bits per byte")
+        bar.show(share, f"step {step}: {latest}")
     return courses
 
 
