@@ -27,56 +27,68 @@ using F4 = float __attribute__((vector_size(16)));
 
 // Each stream returns the multiply-adds (counted as 2) it did.
 double stream_plain() {
-  F4 sum[kAccumulators] = {};
-  F4 x{0.5f, 0.5f, 0.5f, 0.5f}, y{1.0f, 1.0f, 1.0f, 1.0f};
-  for (std::int64_t round = 0; round < kRounds; ++round)
-    for (F4& lane : sum) lane = lane * x + y;
-  F4 total{};
-  for (const F4& lane : sum) total += lane;
-  volatile float keep = total[0];
+  const F4 x{0.5f, 0.5f, 0.5f, 0.5f}, y{1.0f, 1.0f, 1.0f, 1.0f};
+  volatile float start = 0;  // read once for each accumulator, so that the compiler cannot know that all are equal
+  const auto accumulator = [&start] { return F4{start, start, start, start}; };
+  F4 a = accumulator(), b = accumulator(), c = accumulator(), d = accumulator(), e = accumulator(), f = accumulator();
+  F4 g = accumulator(), h = accumulator(), i = accumulator(), j = accumulator(), k = accumulator(), l = accumulator();
+  for (std::int64_t round = 0; round < kRounds; ++round) {
+    a = a * x + y, b = b * x + y, c = c * x + y, d = d * x + y, e = e * x + y, f = f * x + y;
+    g = g * x + y, h = h * x + y, i = i * x + y, j = j * x + y, k = k * x + y, l = l * x + y;
+  }
+  volatile float keep = (a + b + c + d + e + f + g + h + i + j + k + l)[0];
   static_cast<void>(keep);
   return static_cast<double>(kRounds) * kAccumulators * 4 * 2;
 }
 
 #if defined(__x86_64__)
+// In assembly with registers by name: some compilers put an array of accumulators into memory. X is an instruction that adds to
+// one register.
+#define FLASHQLA_TWELVE(X) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13)
+#define FLASHQLA_TWELVE_MORE(X) X(16) X(17) X(18) X(19) X(20) X(21) X(22) X(23) X(24) X(25) X(26) X(27)
+#define FLASHQLA_ZERO_YMM(n) "vxorps %%ymm" #n ", %%ymm" #n ", %%ymm" #n "\n"
+#define FLASHQLA_ZERO_ZMM(n) "vpxord %%zmm" #n ", %%zmm" #n ", %%zmm" #n "\n"
+#define FLASHQLA_FMA_YMM(n) "vfmadd132ps %%ymm0, %%ymm1, %%ymm" #n "\n"
+#define FLASHQLA_FMA_ZMM(n) "vfmadd132ps %%zmm0, %%zmm1, %%zmm" #n "\n"
+#define FLASHQLA_DOT_ZMM(n) "vdpbf16ps %%zmm0, %%zmm1, %%zmm" #n "\n"
+#define FLASHQLA_LOW_REGISTERS \
+  "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13"
+#define FLASHQLA_HIGH_REGISTERS \
+  "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27"
+
 __attribute__((target("avx2,fma"))) double stream_fp32_avx2() {
-  __m256 sum[kAccumulators];
-  for (__m256& lane : sum) lane = _mm256_setzero_ps();
-  const __m256 x = _mm256_set1_ps(0.5f), y = _mm256_set1_ps(1.0f);
-  for (std::int64_t round = 0; round < kRounds; ++round) {
-    for (__m256& lane : sum) {
-      lane = _mm256_fmadd_ps(lane, x, y);
-      asm volatile("" : "+x"(lane));
-    }
-  }
+  const float x = 0.5f, y = 1.0f;
+  std::int64_t rounds = kRounds;
+  asm volatile("vbroadcastss %1, %%ymm0\n vbroadcastss %2, %%ymm1\n" FLASHQLA_TWELVE(FLASHQLA_ZERO_YMM) "1:\n" FLASHQLA_TWELVE(
+                   FLASHQLA_FMA_YMM) "dec %0\n jnz 1b\n vzeroupper\n"
+               : "+r"(rounds)
+               : "m"(x), "m"(y)
+               : FLASHQLA_LOW_REGISTERS);
   return static_cast<double>(kRounds) * kAccumulators * 8 * 2;
 }
 
 __attribute__((target("avx512f"))) double stream_fp32_avx512() {
-  __m512 sum[kAccumulators];
-  for (__m512& lane : sum) lane = _mm512_setzero_ps();
-  const __m512 x = _mm512_set1_ps(0.5f), y = _mm512_set1_ps(1.0f);
-  for (std::int64_t round = 0; round < kRounds; ++round) {
-    for (__m512& lane : sum) {
-      lane = _mm512_fmadd_ps(lane, x, y);
-      asm volatile("" : "+v"(lane));
-    }
-  }
+  const float x = 0.5f, y = 1.0f;
+  std::int64_t rounds = kRounds;
+  asm volatile("vbroadcastss %1, %%zmm0\n vbroadcastss %2, %%zmm1\n" FLASHQLA_TWELVE(FLASHQLA_ZERO_ZMM) "1:\n" FLASHQLA_TWELVE(
+                   FLASHQLA_FMA_ZMM) "dec %0\n jnz 1b\n vzeroupper\n"
+               : "+r"(rounds)
+               : "m"(x), "m"(y)
+               : FLASHQLA_LOW_REGISTERS);
   return static_cast<double>(kRounds) * kAccumulators * 16 * 2;
 }
 
+/// Twice as many chains, since the dot product has a longer latency.
 __attribute__((target("avx512f,avx512bf16"))) double stream_bf16_dot() {
-  constexpr int kChains = 2 * kAccumulators;  // the dot product has a longer latency
-  __m512 sum[kChains];
-  for (__m512& lane : sum) lane = _mm512_setzero_ps();
-  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3f003f00), y = (__m512bh)_mm512_set1_epi32(0x3e803e80);
-  for (std::int64_t round = 0; round < kRounds; ++round) {
-    for (__m512& lane : sum) {
-      lane = _mm512_dpbf16_ps(lane, x, y);
-      asm volatile("" : "+v"(lane));
-    }
-  }
-  return static_cast<double>(kRounds) * kChains * 32 * 2;
+  const std::uint32_t x = 0x3f003f00, y = 0x3e803e80;
+  std::int64_t rounds = kRounds;
+  asm volatile("vpbroadcastd %1, %%zmm0\n vpbroadcastd %2, %%zmm1\n" FLASHQLA_TWELVE(FLASHQLA_ZERO_ZMM)
+                   FLASHQLA_TWELVE_MORE(FLASHQLA_ZERO_ZMM) "1:\n" FLASHQLA_TWELVE(FLASHQLA_DOT_ZMM)
+                       FLASHQLA_TWELVE_MORE(FLASHQLA_DOT_ZMM) "dec %0\n jnz 1b\n vzeroupper\n"
+               : "+r"(rounds)
+               : "m"(x), "m"(y)
+               : FLASHQLA_LOW_REGISTERS, FLASHQLA_HIGH_REGISTERS);
+  return static_cast<double>(kRounds) * 2 * kAccumulators * 32 * 2;
 }
 #endif
 
