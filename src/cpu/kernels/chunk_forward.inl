@@ -3,8 +3,10 @@
 // chunk's end), E_ij = e^(decay between tokens j and i):
 //   W = V - D o (K S);  U = (I + stril(E o (beta o K K^T)))^-1 (beta o W);  O = scale D o (Q S) + tril(scale E o Q K^T) U;  S =
 //   D_end S + K^T (R o U)
-// Once a q/k head: rows, K^T, K K^T, Q K^T. Once a value head: the inverse and the two masked matrices. Once a slab of columns,
-// entirely in the first-level cache: the rest. Included inside an instruction set's namespace.
+// Once a q/k head: the transposed keys and queries, K K^T, Q K^T. Once a value head: the inverse and the two masked matrices.
+// Once a slab of columns, in the first-level cache: the rest. The dot policy does the products with K and Q; what stays in the
+// state (U, K^T U) is always f32, since with keys that repeat and beta near 2 an error made there is never forgotten. Included
+// inside an instruction set's namespace.
 #pragma once
 
 #include "cpu/kernels/gates.inl"
@@ -14,56 +16,52 @@
 /// Scratch of one work item. `take` hands out 64-byte aligned pieces; with a null base it only counts.
 template <class Dot, int kTokens>
 struct ForwardScratch {
-  using A = typename Dot::A;
   using B = typename Dot::B;
 
   std::int64_t padded_k;
   SlabRange range;
   ChunkGates<kTokens>* gates;
-  A* rows;                                  // [2 kTokens][padded_k]: keys, then queries
-  A* update;                                // keys as left operand of K^T (R o U): the same array, or [kTokens / 2][padded_k][2]
-  B* keys_t;                                // [padded_k / kPair][kTokens]
-  float* staging;                           // [kTokens][padded_k], packed only
-  float* gram;                              // [2 kTokens][kTokens]: K K^T, then Q K^T
-  float* negative;                          // [kTokens][kTokens]: -stril(E o (beta o K K^T))
-  float* inverse;                           // [kTokens][kTokens]
-  A* solve;                                 // [kTokens][kTokens]: strict lower part of the inverse, columns times beta
-  A* attention;                             // [kTokens][kTokens]: tril(scale E o Q K^T)
-  float* values;                            // [kTokens][padded V]: rows of v, replaced by rows of o
-  float* w;                                 // [kTokens][slab]
-  B *w_operand, *u_operand, *rest_operand;  // W, U, R o U: [kTokens / kPair][slab]
-  float* states;                            // [heads][padded_k * padded V], in slabs
-  B* operands;                              // the same states as right operand: the same array, or pair rows
+  B* panel;                          // [padded_k / kPair][2 kTokens]: keys, then queries, transposed
+  float* keys;                       // the keys in f32, transposed: part of the panel, or [padded_k][kTokens]
+  float* factors;                    // [2 kTokens]: what L2 normalisation multiplies the rows by
+  float* gram;                       // [2 kTokens][kTokens]: K K^T, then Q K^T, of normalised rows
+  float* negative;                   // [kTokens][kTokens]: -stril(E o (beta o K K^T))
+  float* solve;                      // [kTokens][kTokens]: the inverse, columns times beta
+  float* attention;                  // [kTokens][kTokens]: tril(scale E o Q K^T)
+  float *read_k, *read_q, *write_k;  // [kTokens]: D, scale D and R, times the rows' factors
+  float* values;                     // [kTokens][padded V]: rows of v, replaced by rows of o
+  float *w, *u, *u_rest;             // W, U, R o U: [kTokens][slab]
+  float* states;                     // [heads][padded_k * padded V], in slabs
+  B* operands;                       // the same states as right operand: the same array, or pair rows
   std::size_t bytes = 0;
 
   ForwardScratch(std::byte* base, std::int64_t padded_k_, const SlabRange& range_, std::int64_t heads)
       : padded_k(padded_k_), range(range_) {
     take(base, 1, gates);
-    take(base, 2 * kTokens * padded_k, rows);
-    take(base, padded_k / Dot::kPair * kTokens, keys_t);
+    take(base, padded_k / Dot::kPair * 2 * kTokens, panel);
+    take(base, 2 * kTokens, factors);
     take(base, 2 * kTokens * kTokens, gram);
     take(base, kTokens * kTokens, negative);
-    take(base, kTokens * kTokens, inverse);
     take(base, kTokens * kTokens, solve);
     take(base, kTokens * kTokens, attention);
+    take(base, kTokens, read_k);
+    take(base, kTokens, read_q);
+    take(base, kTokens, write_k);
     take(base, kTokens * kSlabColumns, w);
-    take(base, kTokens / Dot::kPair * kSlabColumns, u_operand);
-    take(base, kTokens / Dot::kPair * kSlabColumns, rest_operand);
+    take(base, kTokens * kSlabColumns, u);
+    take(base, kTokens * kSlabColumns, u_rest);
     take(base, kTokens * range.padded(), values);
     take(base, heads * state_size(), states);
     if constexpr (kPacked<Dot>) {
-      take(base, kTokens * padded_k, update);
-      take(base, kTokens * padded_k, staging);
-      take(base, kTokens / Dot::kPair * kSlabColumns, w_operand);
+      take(base, padded_k * kTokens, keys);
       take(base, heads * state_size() / Dot::kPair, operands);
     } else {
-      update = rows;
-      staging = nullptr;
-      w_operand = w;
+      keys = panel;
       operands = states;
     }
   }
 
+  static constexpr std::int64_t kKeysStride = kPacked<Dot> ? kTokens : 2 * kTokens;
   std::int64_t state_size() const { return padded_k * range.padded(); }
   float* state(std::int64_t head) const { return states + head * state_size(); }
   B* operand(std::int64_t head) const { return operands + head * state_size() / Dot::kPair; }
@@ -73,6 +71,34 @@ struct ForwardScratch {
   void take(std::byte* base, std::int64_t count, T*& piece) {
     piece = base == nullptr ? nullptr : reinterpret_cast<T*>(base + bytes);
     bytes += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+  }
+};
+
+/// Rows of the caller's tensors that are needed soon, fetched two lines at a time between pieces of the products: in bursts they
+/// would fill the buffers for outstanding lines and stop the products.
+struct PrefetchRows {
+  static constexpr int kMost = 4;
+  struct Rows {
+    const std::byte* row;
+    std::int64_t stride, bytes, count;  // stride in bytes
+  };
+  Rows tensors[kMost];
+  std::int64_t offset = 0;
+  int current = 0, end = 0;
+
+  void add(const std::byte* row, std::int64_t stride, std::int64_t bytes, std::int64_t count) {
+    if (count > 0) tensors[end++] = {row, stride, bytes, count};
+  }
+  FLASHQLA_INLINE void step() {
+    if (current == end) return;
+    Rows& now = tensors[current];
+    prefetch_far(now.row + offset);
+    prefetch_far(now.row + offset + 64);
+    offset += 128;
+    if (offset < now.bytes) return;
+    offset = 0;
+    now.row += now.stride;
+    if (--now.count == 0) ++current;
   }
 };
 
@@ -93,164 +119,192 @@ inline void pack_state(const ForwardScratch<Dot, kTokens>& x, std::int64_t head)
   }
 }
 
+/// Factors of L2 normalisation, from the panel (1 when it is not asked for).
+template <class Dot, int kTokens>
+inline void prepare_factors(const ForwardScratch<Dot, kTokens>& x, const Problem& problem) {
+  constexpr int kVectors = 2 * kTokens / kWidth, kSums = 4;  // several sums, each short: less rounding
+  for (int j = 0; j < kVectors; ++j) {
+    Vec factor = set1(1.0f);
+    if (problem.qk_l2norm) {
+      Vec sums[kSums] = {zero(), zero(), zero(), zero()};
+      for (std::int64_t d = 0; d < x.padded_k / Dot::kPair; d += kSums) {
+        FLASHQLA_UNROLL
+        for (int i = 0; i < kSums; ++i) sums[i] = Dot::add_squares(sums[i], x.panel + (d + i) * 2 * kTokens + j * kWidth);
+      }
+      const Vec sum = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+      factor = div(set1(1.0f), sqrt(add(sum, set1(static_cast<float>(problem.l2norm_eps)))));
+    }
+    store(x.factors + j * kWidth, factor);
+  }
+}
+
 /// Keys and queries of the chunk, and the two products of keys. Tokens from n on are zero.
 template <class Dot, int kTokens>
 inline void prepare_keys(const ForwardScratch<Dot, kTokens>& x, const InputArguments& in, std::int64_t batch, std::int64_t token,
                          std::int64_t head_qk, std::int64_t n) {
-  const std::int64_t padded_k = x.padded_k;
+  const std::int64_t dim_k = in.problem.dim_k, padded_k = x.padded_k;
   for (int part = 0; part < 2; ++part) {
     const ConstTokenView& view = part == 0 ? in.k : in.q;
-    typename Dot::A* rows = x.rows + part * kTokens * padded_k;
+    const std::byte* first = view.row(batch, token, head_qk);
     if constexpr (kPacked<Dot>) {
-      load_qk_rows(in, view, batch, token, head_qk, n, kTokens, padded_k, x.staging);
-      for (std::int64_t i = 0; i < kTokens * padded_k; i += kWidth) Dot::store_a(rows + i, load(x.staging + i));
+      Dot::load_transposed(first, view.stride_token, n, kTokens, dim_k, padded_k, x.panel + part * kTokens, 2 * kTokens);
+      if (part == 0) load_transposed(first, view.dtype, view.stride_token, n, kTokens, dim_k, padded_k, x.keys, x.kKeysStride);
     } else {
-      load_qk_rows(in, view, batch, token, head_qk, n, kTokens, padded_k, rows);
+      load_transposed(first, view.dtype, view.stride_token, n, kTokens, dim_k, padded_k, x.panel + part * kTokens, 2 * kTokens);
     }
   }
-  if constexpr (kPacked<Dot>) {
-    for (std::int64_t t = 0; t < kTokens; t += 2) {
-      for (std::int64_t i = 0; i < padded_k; i += kWidth)
-        Dot::interleave(x.rows + t * padded_k + i, x.rows + (t + 1) * padded_k + i, x.update + t * padded_k + 2 * i);
-    }
-  }
-  // a pair is moved as one 32-bit element
-  transpose_matrix(reinterpret_cast<const float*>(x.rows), kTokens, padded_k / Dot::kPair, padded_k / Dot::kPair,
-                   reinterpret_cast<float*>(x.keys_t), kTokens);
+  prepare_factors(x, in.problem);
   for (std::int64_t column = 0; column < kTokens; column += kWidth) {
-    const Operands<Dot> product{x.rows, padded_k, Dot::kPair, x.keys_t + column, kTokens};
+    const Operands<Dot> product{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair,
+                                x.panel + column, 2 * kTokens};
+    const Vec column_factors = load(x.factors + column);
     for (int part = 0; part < 2; ++part) {
       multiply_rows<Dot, 1>(product, part * kTokens + column, (part + 1) * kTokens, padded_k / Dot::kPair,
                             [&]<int kRows>(std::int64_t row, const Vec(&c)[kRows][1]) FLASHQLA_INLINE_LAMBDA {
-                              for (int i = 0; i < kRows; ++i) store(x.gram + (row + i) * kTokens + column, c[i][0]);
+                              FLASHQLA_UNROLL
+                              for (int i = 0; i < kRows; ++i) {
+                                store(x.gram + (row + i) * kTokens + column,
+                                      mul(mul(column_factors, set1(x.factors[row + i])), c[i][0]));
+                              }
                             });
     }
   }
 }
 
-/// The matrices of one value head. Reads x.gram and x.gates.
+/// The matrices and factors of one value head. Reads x.gram, x.factors and x.gates.
 template <class Dot, int kTokens>
 inline void prepare_head(const ForwardScratch<Dot, kTokens>& x, float scale) {
   const ChunkGates<kTokens>& gates = *x.gates;
+  for (int i = 0; i < kTokens; i += kWidth) {
+    const Vec decay = load(gates.decay + i), factor = load(x.factors + i);
+    store(x.read_k + i, mul(decay, factor));
+    store(x.read_q + i, mul(mul(set1(scale), decay), load(x.factors + kTokens + i)));
+    store(x.write_k + i, mul(load(gates.rest + i), factor));
+  }
   for (int i = 0; i < kTokens; ++i) {
     const Vec minus_beta = set1(-gates.beta[i]);
-    for (int j = 0; j <= i; j += kWidth) {
+    for (int j = 0; j <= i; j += kWidth) {  // lanes above the diagonal may hold anything: they are never read
       const Vec decay = decay_between(gates, i, j);
       store(x.negative + i * kTokens + j, mul(minus_beta, mul(decay, load(x.gram + i * kTokens + j))));
-      const Vec seen = mul(mul(set1(scale), decay), load(x.gram + (kTokens + i) * kTokens + j));
-      Dot::store_a(x.attention + i * kTokens + j, first_lanes(seen, i + 1 - j));
+      store(x.attention + i * kTokens + j, mul(mul(set1(scale), decay), load(x.gram + (kTokens + i) * kTokens + j)));
     }
   }
-  invert_unit_lower<kTokens>(x.negative, x.inverse);
+  invert_unit_lower<kTokens>(x.negative, x.solve);
   for (int i = 0; i < kTokens; ++i) {
-    for (int j = 0; j <= i; j += kWidth) {
-      const Vec scaled = mul(load(x.inverse + i * kTokens + j), load(gates.beta + j));
-      Dot::store_a(x.solve + i * kTokens + j, first_lanes(scaled, i - j));
-    }
+    for (int j = 0; j <= i; j += kWidth)
+      store(x.solve + i * kTokens + j, mul(load(x.solve + i * kTokens + j), load(gates.beta + j)));
   }
 }
 
-/// Everything of one slab of columns: its state moves over the chunk, `values` (row stride padded V) turns from v into o.
-template <class Dot, int kTokens, int kColumns>
-inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float scale, float* state,
-                         typename Dot::B* operand, float* values) {
-  constexpr std::int64_t kSlab = kColumns * kWidth;
-  constexpr int kRowsOfTriangle = kRegisters == 32 ? 8 : 4;
-  const ChunkGates<kTokens>& gates = *x.gates;
-  const std::int64_t row_stride = x.range.padded(), steps = x.padded_k / Dot::kPair;
-
-  const Operands<Dot> projection{x.rows, x.padded_k, Dot::kPair, operand, kSlab};
-  multiply_rows<Dot, kColumns>(projection, 0, kTokens, steps,
-                               [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
-                                 FLASHQLA_UNROLL
-                                 for (int i = 0; i < kRows; ++i) {
-                                   const Vec decay = set1(gates.decay[row + i]);
-                                   FLASHQLA_UNROLL
-                                   for (int j = 0; j < kColumns; ++j) {
-                                     c[i][j] = fnmadd(decay, c[i][j], load(values + (row + i) * row_stride + j * kWidth));
-                                     store(x.w + (row + i) * kSlab + j * kWidth, c[i][j]);
-                                   }
-                                 }
-                                 if constexpr (kPacked<Dot>) Dot::store_b(x.w_operand, kSlab, row, c);
-                               });
-  multiply_rows<Dot, kColumns>(projection, kTokens, 2 * kTokens, steps,
-                               [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
-                                 FLASHQLA_UNROLL
-                                 for (int i = 0; i < kRows; ++i) {
-                                   const Vec decay = set1(scale * gates.decay[row + i - kTokens]);
-                                   FLASHQLA_UNROLL
-                                   for (int j = 0; j < kColumns; ++j)
-                                     store(values + (row + i - kTokens) * row_stride + j * kWidth, mul(decay, c[i][j]));
-                                 }
-                               });
-
-  const Operands<Dot> solve{x.solve, kTokens, Dot::kPair, x.w_operand, kSlab};
-  const Operands<Dot> attention{x.attention, kTokens, Dot::kPair, x.u_operand, kSlab};
-  for (std::int64_t row = 0; row < n; row += kRowsOfTriangle) {
-    Vec c[kRowsOfTriangle][kColumns];
+/// c[i] = factors[i] * c[i].
+template <int kRows, int kColumns>
+FLASHQLA_INLINE void scale_rows(const float* factors, Vec (&c)[kRows][kColumns]) {
+  FLASHQLA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
     FLASHQLA_UNROLL
-    for (int i = 0; i < kRowsOfTriangle; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = mul(set1(gates.beta[row + i]), load(x.w + (row + i) * kSlab + j * kWidth));
-    }
-    multiply_triangle<Dot, kRowsOfTriangle, kColumns, true>(solve, row, c);
-    if (row + kRowsOfTriangle > n) {  // beyond the end stands whatever the state holds times zero: NaN if it holds NaN
-      FLASHQLA_UNROLL
-      for (int i = 0; i < kRowsOfTriangle; ++i) {
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) c[i][j] = row + i < n ? c[i][j] : zero();
-      }
-    }
-    Dot::store_b(x.u_operand, kSlab, row, c);
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRowsOfTriangle; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = mul(set1(gates.rest[row + i]), c[i][j]);
-    }
-    Dot::store_b(x.rest_operand, kSlab, row, c);
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRowsOfTriangle; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = load(values + (row + i) * row_stride + j * kWidth);
-    }
-    multiply_triangle<Dot, kRowsOfTriangle, kColumns, false>(attention, row, c);
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRowsOfTriangle; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) store(values + (row + i) * row_stride + j * kWidth, c[i][j]);
-    }
+    for (int j = 0; j < kColumns; ++j) c[i][j] = mul(set1(factors[i]), c[i][j]);
   }
+}
 
-  const Operands<Dot> update{x.update, Dot::kPair, x.padded_k * Dot::kPair, x.rest_operand, kSlab};
-  const std::int64_t update_steps = (n + Dot::kPair - 1) / Dot::kPair;
-  const Vec total = set1(gates.total);
+/// K S and Q S of one slab: W goes to x.w, scale D o (Q S) to `values`.
+template <class Dot, int kTokens, int kColumns>
+FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const typename Dot::B* operand, float* values,
+                                  PrefetchRows& soon) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  const std::int64_t row_stride = x.range.padded(), steps = x.padded_k / Dot::kPair;
+  const float *read_k = x.read_k, *read_q = x.read_q;
+  float* const w = x.w;
+  const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair, operand,
+                                 kSlab};
+  const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step(); };
+  multiply_rows<Dot, kColumns>(
+      projection, 0, kTokens, steps,
+      [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
+        const float *v = values + row * row_stride, *factors = read_k + row;
+        FLASHQLA_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          FLASHQLA_UNROLL
+          for (int j = 0; j < kColumns; ++j) c[i][j] = fnmadd(set1(factors[i]), c[i][j], load(v + i * row_stride + j * kWidth));
+        }
+        store_block(w + row * kSlab, kSlab, c);
+      },
+      meanwhile);
+  multiply_rows<Dot, kColumns>(
+      projection, kTokens, 2 * kTokens, steps,
+      [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
+        scale_rows(read_q + (row - kTokens), c);
+        store_block(values + (row - kTokens) * row_stride, row_stride, c);
+      },
+      meanwhile);
+}
+
+/// U and R o U of one slab, and o in `values`.
+template <class Dot, int kTokens, int kColumns>
+FLASHQLA_INLINE void solve_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* values) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  constexpr int kRows = kRegisters == 32 ? 8 : 4;
+  const std::int64_t row_stride = x.range.padded();
+  float *const u = x.u, *const u_rest = x.u_rest;
+  const float* const write_k = x.write_k;
+  const Operands<F32Dot> solve{x.solve, kTokens, 1, x.w, kSlab}, attention{x.attention, kTokens, 1, u, kSlab};
+  for (std::int64_t row = 0; row < n; row += kRows) {
+    Vec c[kRows][kColumns];
+    clear_block(c);
+    multiply_triangle<F32Dot, kRows, kColumns>(solve, row, c);
+    store_block(u + row * kSlab, kSlab, c);
+    scale_rows(write_k + row, c);
+    store_block(u_rest + row * kSlab, kSlab, c);
+    load_block(values + row * row_stride, row_stride, c);
+    multiply_triangle<F32Dot, kRows, kColumns>(attention, row, c);
+    store_block(values + row * row_stride, row_stride, c);
+  }
+}
+
+/// S = D_end S + K^T (R o U) over the first n tokens.
+template <class Dot, int kTokens, int kColumns>
+FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
+                                 PrefetchRows& soon) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  const Operands<F32Dot> update{x.keys, x.kKeysStride, 1, x.u_rest, kSlab};
+  const Vec total = set1(x.gates->total);
   for_row_blocks<kColumns>(0, x.padded_k, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
     Vec c[kRows][kColumns];
+    float* const p = state + row * kSlab;
+    soon.step();
+    load_block(p, kSlab, c);
     FLASHQLA_UNROLL
     for (int i = 0; i < kRows; ++i) {
       FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = mul(total, load(state + (row + i) * kSlab + j * kWidth));
+      for (int j = 0; j < kColumns; ++j) c[i][j] = mul(total, c[i][j]);
     }
-    multiply_block<Dot, kRows, kColumns>(update, row, update_steps, c);
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) store(state + (row + i) * kSlab + j * kWidth, c[i][j]);
+    if (n == kTokens) {
+      multiply_block<F32Dot, kRows, kColumns>(update, row, kTokens, c);
+    } else {
+      multiply_block<F32Dot, kRows, kColumns>(update, row, n, c);
     }
+    store_block(p, kSlab, c);
     if constexpr (kPacked<Dot> && kRows % 2 == 0) Dot::store_b(operand, kSlab, row, c);
   });
+}
+
+template <class Dot, int kTokens, int kColumns>
+inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
+                         float* values, PrefetchRows& soon) {
+  project_slab<Dot, kTokens, kColumns>(x, operand, values, soon);
+  solve_slab<Dot, kTokens, kColumns>(x, n, values);
+  update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }
 
 /// One value head over one chunk: v, gates -> o, state.
 template <class Dot, int kTokens>
 inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwardArguments& arguments, std::int64_t batch,
-                         std::int64_t token, std::int64_t position, std::int64_t head, std::int64_t place, std::int64_t n) {
+                         std::int64_t token, std::int64_t position, std::int64_t head, std::int64_t place, std::int64_t n,
+                         PrefetchRows& soon) {
   const InputArguments& in = arguments.inputs;
-  const float scale = static_cast<float>(in.scale);
   const SlabRange& range = x.range;
   const std::int64_t width = range.end - range.begin;
   prepare_gates(in, batch, token, position, head, n, *x.gates);
-  prepare_head(x, scale);
+  prepare_head(x, static_cast<float>(in.scale));
   load_rows(in.v.row(batch, token, head) + range.begin * element_bytes(in.v.dtype), in.v.dtype, in.v.stride_token, n, kTokens,
             width, range.padded(), x.values);
   for (std::int64_t s = 0; s < range.slabs(); ++s) {
@@ -259,9 +313,9 @@ inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwa
     typename Dot::B* operand = x.operand(place) + first / Dot::kPair;
     float* values = x.values + s * kSlabColumns;
     if (range.columns(s) == kSlabColumns) {
-      advance_slab<Dot, kTokens, kSlabVectors>(x, n, scale, state, operand, values);
+      advance_slab<Dot, kTokens, kSlabVectors>(x, n, state, operand, values, soon);
     } else {
-      advance_slab<Dot, kTokens, 1>(x, n, scale, state, operand, values);
+      advance_slab<Dot, kTokens, 1>(x, n, state, operand, values, soon);
     }
   }
   const MutableTokenView& o = arguments.o;

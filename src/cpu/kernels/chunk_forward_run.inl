@@ -5,31 +5,27 @@
 #include "cpu/kernels/chunk_forward.inl"
 #include "cpu/kernels/chunk_inverse.inl"
 
-/// How the work is cut: an item is some value heads of one q/k head and some slabs of columns of one sequence. Cuts never change
-/// a result, since every column sees the same arithmetic in any item; they only repeat the products of keys.
+/// How the work is cut: an item is one sequence, some q/k heads with all their value heads or one q/k head with some of them, and
+/// some slabs of columns. Cuts never change a result, since every column sees the same arithmetic in any item; they only repeat
+/// the products of keys.
 struct ForwardSplit {
   std::int64_t heads_qk = 0, group = 0, dim_v = 0;
-  std::int64_t heads = 0, head_parts = 0;  // value heads of an item, parts of a group
+  std::int64_t keys = 0, key_parts = 0;    // q/k heads of an item, parts of all of them
+  std::int64_t heads = 0, head_parts = 0;  // value heads of each of its q/k heads, parts of a group; one part unless keys is 1
   std::int64_t slabs = 0, slab_parts = 0;  // slabs of an item, parts of V
   std::int64_t items = 0;
 };
 
-/// Memory for the states of an item; the workspace of a thread stays below 2 MB.
-inline constexpr std::int64_t kMostStateBytes = 1280 * 1024;
+/// Memory for the states of an item. Neighbouring heads share the pages of q, k, v and o, which makes an item of several heads
+/// cheaper; but the states are read and written at every chunk and should stay in the second-level cache.
+inline constexpr std::int64_t kStateBytes = kRegisters == 32 ? 512 * 1024 : 256 * 1024;
 
 template <class Dot>
 constexpr std::int64_t padded_k_of(const Problem& problem) {
   return round_up(problem.dim_k, kWidth * Dot::kPair);
 }
 
-/// Value heads that one item may have.
-template <class Dot>
-inline std::int64_t most_heads(const Problem& problem) {
-  const std::int64_t bytes_per_element = Dot::kPair > 1 ? 6 : 4;
-  const std::int64_t state_bytes = padded_k_of<Dot>(problem) * round_up(problem.dim_v, kWidth) * bytes_per_element;
-  const std::int64_t group = problem.heads_v / problem.heads_qk, fit = kMostStateBytes / state_bytes;
-  return group < fit ? group : fit < 1 ? 1 : fit;
-}
+constexpr std::int64_t parts_of(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
 
 template <class Dot>
 inline ForwardSplit split_forward(const Problem& problem, std::int64_t sequences, int threads) {
@@ -37,22 +33,39 @@ inline ForwardSplit split_forward(const Problem& problem, std::int64_t sequences
   split.heads_qk = problem.heads_qk;
   split.group = problem.heads_v / problem.heads_qk;
   split.dim_v = problem.dim_v;
-  const auto parts = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
-  const std::int64_t wanted = threads > 1 ? 2 * threads : 1, rows = sequences * problem.heads_qk;
-  split.heads = most_heads<Dot>(problem);
-  while (split.heads > 1 && rows * parts(split.group, split.heads) < wanted) --split.heads;
-  split.head_parts = parts(split.group, split.heads);
-  const std::int64_t all_slabs = parts(problem.dim_v, kSlabColumns);
+  const std::int64_t state_bytes = padded_k_of<Dot>(problem) * round_up(problem.dim_v, kWidth) * (kPacked<Dot> ? 6 : 4);
+  const std::int64_t fit = state_bytes < kStateBytes ? kStateBytes / state_bytes : 1;
+  split.keys = fit < split.group ? 1 : fit / split.group < split.heads_qk ? fit / split.group : split.heads_qk;
+  split.heads = fit < split.group ? fit : split.group;
+  const std::int64_t all_slabs = parts_of(problem.dim_v, kSlabColumns);
   split.slabs = all_slabs;
-  while (split.slabs > 1 && rows * split.head_parts * parts(all_slabs, split.slabs) < wanted) --split.slabs;
-  split.slab_parts = parts(all_slabs, split.slabs);
-  split.items = rows * split.head_parts * split.slab_parts;
+  const auto enough = [&] {
+    split.key_parts = parts_of(split.heads_qk, split.keys);
+    split.head_parts = parts_of(split.group, split.heads);
+    split.slab_parts = parts_of(all_slabs, split.slabs);
+    split.items = sequences * split.key_parts * split.head_parts * split.slab_parts;
+    return threads <= 1 || split.items >= 2 * threads;
+  };
+  while (!enough()) {
+    if (split.keys > 1) {
+      --split.keys;
+    } else if (split.heads > 1) {
+      --split.heads;
+    } else if (split.slabs > 1) {
+      --split.slabs;
+    } else {
+      break;
+    }
+  }
   return split;
 }
 
 struct ForwardItem {
-  std::int64_t sequence, head_qk, first_head, heads;  // value heads [first_head, first_head + heads)
+  std::int64_t sequence, group;
+  std::int64_t first_head, heads;  // value heads [first_head, first_head + heads)
   SlabRange range;
+
+  std::int64_t head_qk(std::int64_t h) const { return (first_head + h) / group; }
 };
 
 inline ForwardItem forward_item(const ForwardSplit& split, std::int64_t index) {
@@ -61,11 +74,14 @@ inline ForwardItem forward_item(const ForwardSplit& split, std::int64_t index) {
   index /= split.slab_parts;
   const std::int64_t head_part = index % split.head_parts;
   index /= split.head_parts;
-  item.head_qk = index % split.heads_qk;
-  item.sequence = index / split.heads_qk;
-  const std::int64_t first = head_part * split.heads, left = split.group - first;
-  item.first_head = item.head_qk * split.group + first;
-  item.heads = left < split.heads ? left : split.heads;
+  const std::int64_t first_key = index % split.key_parts * split.keys;
+  item.sequence = index / split.key_parts;
+  item.group = split.group;
+  const std::int64_t first = head_part * split.heads;
+  const std::int64_t keys = split.keys < split.heads_qk - first_key ? split.keys : split.heads_qk - first_key;
+  const std::int64_t heads = split.heads < split.group - first ? split.heads : split.group - first;
+  item.first_head = first_key * split.group + first;
+  item.heads = keys * heads;
   const std::int64_t begin = slab_part * split.slabs * kSlabColumns, end = begin + split.slabs * kSlabColumns;
   item.range = {begin, end < split.dim_v ? end : split.dim_v};
   return item;
@@ -93,6 +109,29 @@ inline void store_cumulative(const ChunkForwardArguments& arguments, std::int64_
       arguments.g_cumulative.store(batch, begin + t + i, head, 0, sum);
     }
   }
+}
+
+/// What comes after the h-th value head of an item's chunk: v and o of the next head (after the last: of the next chunk's first),
+/// and a part of the k and q of the next q/k head.
+template <int kTokens>
+inline void plan_prefetch(const ChunkForwardArguments& arguments, const ForwardItem& item, std::int64_t batch, std::int64_t token,
+                          std::int64_t end, std::int64_t h, PrefetchRows& soon) {
+  const InputArguments& in = arguments.inputs;
+  const auto add = [&](const auto& view, std::int64_t from, std::int64_t rows, std::int64_t head, std::int64_t element,
+                       std::int64_t elements) {
+    const std::int64_t bytes = element_bytes(view.dtype);
+    soon.add(reinterpret_cast<const std::byte*>(view.row(batch, from, head)) + element * bytes, view.stride_token * bytes,
+             elements * bytes, rows < end - from ? rows : end - from);
+  };
+  const std::int64_t width = item.range.end - item.range.begin, key = item.head_qk(h), last_key = item.head_qk(item.heads - 1);
+  const bool last = h + 1 == item.heads;
+  const std::int64_t group = item.heads < item.group ? item.heads : item.group, share = parts_of(kTokens, group);
+  const std::int64_t from = (key == last_key ? token + kTokens : token) + h % group * share;
+  const std::int64_t next_key = key == last_key ? item.head_qk(0) : key + 1;
+  add(in.k, from, share, next_key, 0, in.problem.dim_k);
+  add(in.q, from, share, next_key, 0, in.problem.dim_k);
+  add(in.v, last ? token + kTokens : token, kTokens, item.first_head + (last ? 0 : h + 1), item.range.begin, width);
+  add(arguments.o, last ? token + kTokens : token, kTokens, item.first_head + (last ? 0 : h + 1), item.range.begin, width);
 }
 
 template <class Dot, int kTokens>
@@ -123,8 +162,12 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
   for (std::int64_t t = 0; t < length;) {
     if (before_chunks && t % kTokensPerChunk == 0) store_states(arguments.stored, arguments.stored_row(place++));
     const std::int64_t whole = kTokens - (prefix + t) % kTokens, n = whole < length - t ? whole : length - t;
-    prepare_keys(x, in, batch, begin + t, item.head_qk, n);
-    for (std::int64_t h = 0; h < item.heads; ++h) advance_head(x, arguments, batch, begin + t, t, item.first_head + h, h, n);
+    for (std::int64_t h = 0; h < item.heads; ++h) {
+      if (h == 0 || item.head_qk(h) != item.head_qk(h - 1)) prepare_keys(x, in, batch, begin + t, item.head_qk(h), n);
+      PrefetchRows soon;
+      plan_prefetch<kTokens>(arguments, item, batch, begin + t, begin + length, h, soon);
+      advance_head(x, arguments, batch, begin + t, t, item.first_head + h, h, n, soon);
+    }
     t += n;
     if (every && (prefix + t) % arguments.states_every == 0) store_states(arguments.stored, arguments.stored_row(place++));
   }
@@ -152,7 +195,8 @@ inline void zero_slack(const ChunkForwardArguments& arguments, const Parallel& p
 
 template <class Dot, int kTokens>
 inline std::size_t forward_slot_bytes(const Problem& problem) {
-  const ForwardScratch<Dot, kTokens> scratch(nullptr, padded_k_of<Dot>(problem), {0, problem.dim_v}, most_heads<Dot>(problem));
+  const ForwardSplit split = split_forward<Dot>(problem, 1, 1);
+  const ForwardScratch<Dot, kTokens> scratch(nullptr, padded_k_of<Dot>(problem), {0, problem.dim_v}, split.keys * split.heads);
   const std::size_t inverse = InverseScratch(nullptr, round_up(problem.dim_k, kWidth)).bytes;
   return scratch.bytes > inverse ? scratch.bytes : inverse;
 }

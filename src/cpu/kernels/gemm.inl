@@ -4,8 +4,26 @@
 // A "dot policy" says what one step along the depth is. F32Dot: one f32 of A times a row of B. Bf16Dot (AVX512_BF16 only): a pair
 // of bf16 of A that are neighbours along the depth times a pair row of B. An algorithm written over the policy differs between
 // the two only in how its operands are packed:
-//   A and B (element types), kPair (depth of a step), broadcast, load_b, accumulate, store_a, store_b.
+//   A and B (element types), kPair (depth of a step), broadcast, load_b, accumulate, add_squares, store_b.
 #pragma once
+
+/// A block of rows in memory, `stride` floats apart, its first element at p.
+template <int kRows, int kColumns>
+FLASHQLA_INLINE void load_block(const float* p, std::int64_t stride, Vec (&c)[kRows][kColumns]) {
+  FLASHQLA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[i][j] = load(p + i * stride + j * kWidth);
+  }
+}
+template <int kRows, int kColumns>
+FLASHQLA_INLINE void store_block(float* p, std::int64_t stride, const Vec (&c)[kRows][kColumns]) {
+  FLASHQLA_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) store(p + i * stride + j * kWidth, c[i][j]);
+  }
+}
 
 struct F32Dot {
   using A = float;
@@ -16,16 +34,12 @@ struct F32Dot {
   static FLASHQLA_INLINE AVec broadcast(const A* a) { return set1(*a); }
   static FLASHQLA_INLINE BVec load_b(const B* b) { return load(b); }
   static FLASHQLA_INLINE Vec accumulate(Vec acc, AVec a, BVec b) { return fmadd(a, b, acc); }
-  /// kWidth elements of A that are neighbours along the depth.
-  static FLASHQLA_INLINE void store_a(A* a, Vec x) { store(a, x); }
+  /// acc + the squares of kWidth elements (pairs) of B.
+  static FLASHQLA_INLINE Vec add_squares(Vec acc, const B* b) { return fmadd(load(b), load(b), acc); }
   /// Rows [row, row + kRows) of B, both multiples of kPair.
   template <int kRows, int kColumns>
   static FLASHQLA_INLINE void store_b(B* b, std::int64_t b_step, std::int64_t row, const Vec (&c)[kRows][kColumns]) {
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) store(b + (row + i) * b_step + j * kWidth, c[i][j]);
-    }
+    store_block(b + row * b_step, b_step, c);
   }
 };
 
@@ -63,7 +77,7 @@ FLASHQLA_INLINE void multiply_block(const Operands<Dot>& x, std::int64_t row, st
 /// Rows of the largest block whose accumulators, one row of B and one broadcast fit the registers.
 template <int kColumns>
 inline constexpr int kBlockRows = kRegisters == 32 ? (kColumns == 1   ? 16
-                                                      : kColumns == 2 ? 12
+                                                      : kColumns == 2 ? 8
                                                       : kColumns == 3 ? 8
                                                                       : 6)
                                                    : (kColumns == 1   ? 8
@@ -107,7 +121,24 @@ FLASHQLA_INLINE void clear_block(Vec (&c)[kRows][kColumns]) {
 }
 
 /// C = A B for rows [first, last): `done.template operator()<kRows>(row, c)` takes each finished block (stores it, or works on it
-/// in registers).
+/// in registers). `meanwhile()` is called every few steps: a place for prefetches.
+template <class Dot, int kColumns, class Done, class Meanwhile>
+FLASHQLA_INLINE void multiply_rows(const Operands<Dot>& x, std::int64_t first, std::int64_t last, std::int64_t steps, Done done,
+                                   Meanwhile meanwhile) {
+  constexpr std::int64_t kRun = 16;
+  for_row_blocks<kColumns>(first, last, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
+    Vec c[kRows][kColumns];
+    clear_block(c);
+    Operands<Dot> run = x;
+    for (std::int64_t left = steps; left > 0; left -= kRun) {
+      meanwhile();
+      multiply_block<Dot, kRows, kColumns>(run, row, left < kRun ? left : kRun, c);
+      run.a += kRun * x.a_step;
+      run.b += kRun * x.b_step;
+    }
+    done.template operator()<kRows>(row, c);
+  });
+}
 template <class Dot, int kColumns, class Done>
 FLASHQLA_INLINE void multiply_rows(const Operands<Dot>& x, std::int64_t first, std::int64_t last, std::int64_t steps, Done done) {
   for_row_blocks<kColumns>(first, last, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
@@ -118,10 +149,9 @@ FLASHQLA_INLINE void multiply_rows(const Operands<Dot>& x, std::int64_t first, s
   });
 }
 
-/// c += rows [row, row + kRows) of A B where A is lower triangular, with its diagonal or (kStrict) without; row and kRows are
-/// multiples of kPair. Elements of A above the diagonal are not read, except that one which shares a pair with an element below
-/// it: that must be zero.
-template <class Dot, int kRows, int kColumns, bool kStrict>
+/// c += rows [row, row + kRows) of A B where A is lower triangular with its diagonal; row and kRows are multiples of kPair.
+/// Elements of A above the diagonal are not read, except one that shares a pair with an element below it: that must be zero.
+template <class Dot, int kRows, int kColumns>
 FLASHQLA_INLINE void multiply_triangle(const Operands<Dot>& x, std::int64_t row, Vec (&c)[kRows][kColumns]) {
   constexpr int kPair = Dot::kPair;
   multiply_block<Dot, kRows, kColumns>(x, row, row / kPair, c);
@@ -133,7 +163,7 @@ FLASHQLA_INLINE void multiply_triangle(const Operands<Dot>& x, std::int64_t row,
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) bv[j] = Dot::load_b(b + p * x.b_step + j * kWidth);
     FLASHQLA_UNROLL
-    for (int i = p * kPair + (kStrict ? 1 : 0); i < kRows; ++i) {
+    for (int i = p * kPair; i < kRows; ++i) {
       const typename Dot::AVec av = Dot::broadcast(a + i * x.a_row + p * x.a_step);
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) c[i][j] = Dot::accumulate(c[i][j], av, bv[j]);

@@ -13,12 +13,11 @@ struct Bf16Dot {
   static FLASHQLA_INLINE AVec broadcast(const A* a) { return set1_pair(a); }
   static FLASHQLA_INLINE BVec load_b(const B* b) { return load_pair(b); }
   static FLASHQLA_INLINE Vec accumulate(Vec acc, AVec a, BVec b) { return dot_pair(acc, a, b); }
-  static FLASHQLA_INLINE void store_a(A* a, Vec x) { store_bf16(a, x); }
-  /// kWidth elements of two rows of A, interleaved into 2 kWidth: neighbours along the depth where the rows are.
-  static FLASHQLA_INLINE void interleave(const A* first, const A* second, A* to) {
-    const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
-    const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second));
-    _mm512_storeu_si512(to, interleave_bf16(low, high));
+  static FLASHQLA_INLINE Vec add_squares(Vec acc, const B* b) {
+    const PairVec pair = load_pair(b);
+    const Vec first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    const Vec second = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    return fmadd(first, first, fmadd(second, second, acc));
   }
   template <int kRows, int kColumns>
   static FLASHQLA_INLINE void store_b(B* b, std::int64_t b_step, std::int64_t row, const Vec (&c)[kRows][kColumns]) {
@@ -27,6 +26,23 @@ struct Bf16Dot {
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j)
         store_pair(b + (row / 2 + i) * b_step + j * kWidth, pack_pair(c[2 * i][j], c[2 * i + 1][j]));
+    }
+  }
+  /// As load_transposed of rows.inl, but bf16 rows to pair rows: to[column / 2][row]. A pair moves as one 32-bit element.
+  static inline void load_transposed(const std::byte* first, std::int64_t stride, std::int64_t n, std::int64_t rows,
+                                     std::int64_t width, std::int64_t padded, B* to, std::int64_t to_stride) {
+    const std::uint16_t* from = reinterpret_cast<const std::uint16_t*>(first);
+    for (std::int64_t t = 0; t < rows; t += kWidth) {
+      for (std::int64_t d = 0; d < padded; d += 2 * kWidth) {
+        const std::int64_t left = width - d;
+        const __mmask32 mask = left >= 32 ? 0xffffffffu : left <= 0 ? 0u : (1u << left) - 1u;
+        Vec block[kWidth];
+        for (int r = 0; r < kWidth; ++r) {
+          block[r] = t + r >= n ? zero() : _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, from + (t + r) * stride + d));
+        }
+        transpose(block);
+        for (int r = 0; r < kWidth; ++r) store_pair(to + (d / 2 + r) * to_stride + t, _mm512_castps_si512(block[r]));
+      }
     }
   }
 };

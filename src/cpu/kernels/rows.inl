@@ -121,3 +121,28 @@ inline void transpose_matrix(const float* from, std::int64_t rows, std::int64_t 
     }
   }
 }
+
+/// `n` rows of `width` elements, `stride` elements apart, transposed: to[column][row] as f32, row stride to_stride; zero for rows
+/// n .. rows - 1 and columns width .. padded - 1 (rows and padded are multiples of kWidth).
+template <DType kType>
+FLASHQLA_INLINE void load_transposed_as(const std::byte* first, std::int64_t stride, std::int64_t n, std::int64_t rows,
+                                        std::int64_t width, std::int64_t padded, float* to, std::int64_t to_stride) {
+  for (std::int64_t t = 0; t < rows; t += kWidth) {
+    for (std::int64_t d = 0; d < padded; d += kWidth) {
+      const int whole = lanes_left(width, d);
+      Vec block[kWidth];
+      for (int r = 0; r < kWidth; ++r) {
+        const std::byte* p = first + (t + r) * stride * element_bytes(kType);
+        block[r] = t + r >= n ? zero() : whole == kWidth ? load_as<kType>(p, d) : load_as_partial<kType>(p, d, whole);
+      }
+      transpose(block);
+      for (int r = 0; r < kWidth; ++r) store(to + (d + r) * to_stride + t, block[r]);
+    }
+  }
+}
+inline void load_transposed(const std::byte* first, DType dtype, std::int64_t stride, std::int64_t n, std::int64_t rows,
+                            std::int64_t width, std::int64_t padded, float* to, std::int64_t to_stride) {
+  with_type(dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA {
+    load_transposed_as<kType>(first, stride, n, rows, width, padded, to, to_stride);
+  });
+}

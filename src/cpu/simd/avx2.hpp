@@ -30,6 +30,7 @@ FLASHQLA_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 FLASHQLA_INLINE Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 FLASHQLA_INLINE Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 FLASHQLA_INLINE Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+FLASHQLA_INLINE Vec sqrt(Vec a) { return _mm256_sqrt_ps(a); }
 FLASHQLA_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 FLASHQLA_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 FLASHQLA_INLINE Vec abs(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }

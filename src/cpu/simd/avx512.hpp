@@ -41,6 +41,7 @@ FLASHQLA_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 FLASHQLA_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 FLASHQLA_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 FLASHQLA_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+FLASHQLA_INLINE Vec sqrt(Vec a) { return _mm512_sqrt_ps(a); }
 /// If either is NaN the result is b: put the value that must propagate second.
 FLASHQLA_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 FLASHQLA_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }

@@ -10,3 +10,12 @@
 #else
 #define FLASHQLA_UNROLL _Pragma("GCC unroll 32")
 #endif
+
+namespace flashqla::cpu {
+
+/// Asks for the cache line at p, into the second-level cache or closer. Any address is allowed.
+FLASHQLA_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+/// The same into the first-level cache.
+FLASHQLA_INLINE void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+}  // namespace flashqla::cpu

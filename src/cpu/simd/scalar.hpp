@@ -44,6 +44,9 @@ FLASHQLA_INLINE Vec add(Vec a, Vec b) { return a + b; }
 FLASHQLA_INLINE Vec sub(Vec a, Vec b) { return a - b; }
 FLASHQLA_INLINE Vec mul(Vec a, Vec b) { return a * b; }
 FLASHQLA_INLINE Vec div(Vec a, Vec b) { return a / b; }
+FLASHQLA_INLINE Vec sqrt(Vec a) {
+  return lanes([&](int i) { return __builtin_sqrtf(a[i]); });
+}
 FLASHQLA_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) { return a < b ? x : y; }
 FLASHQLA_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FLASHQLA_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
