@@ -115,6 +115,7 @@ const std::vector<Key>& keys() {
                                       number("drafts", &Case::drafts),
                                       number("token_states", &Case::token_states),
                                       number("token_rows", &Case::token_rows),
+                                      number("same_rows", &Case::same_rows),
                                       named("stored", &Case::stored, kStored),
                                       number("states_every", &Case::states_every),
                                       number("stored_rows", &Case::stored_rows),

@@ -65,6 +65,7 @@ struct Case {
   Pool pool = Pool::none;
   std::int64_t drafts = 0;  // recurrent: P of `read` [N,P] with `accepted`; 0 is without
   bool token_states = false, token_rows = false;
+  bool same_rows = false;  // recurrent, with drafts: the state after token t replaces draft t's row of the pool that `read` names
   StoredStates stored = StoredStates::none;
   std::int64_t states_every = 0;
   bool stored_rows = false, prefix = false;

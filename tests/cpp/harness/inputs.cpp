@@ -24,7 +24,7 @@ class Generator {
     make_states();
     if (c_.op == Op::backward) make_gradients();
     if (c_.op == Op::forward && c_.stored == StoredStates::every) make_stored_rows();
-    if (c_.op == Op::recurrent && c_.token_rows) make_token_rows();
+    if (c_.op == Op::recurrent && c_.token_rows && !c_.same_rows) make_token_rows();
     return std::move(tensors_);
   }
 
@@ -233,7 +233,7 @@ class Generator {
       const std::int64_t count = std::min<std::int64_t>(n % P + 1, P);
       std::int64_t start = -1;
       for (std::int64_t p = 0; p < P; ++p) {
-        const std::int64_t row = padding || n == 1 ? -1 : order[static_cast<std::size_t>(n * P + p)];
+        const std::int64_t row = !c_.same_rows && (padding || n == 1) ? -1 : order[static_cast<std::size_t>(n * P + p)];
         read.set(n * P + p, static_cast<double>(row));
         if (p == count - 1) start = row;
       }
@@ -244,7 +244,8 @@ class Generator {
       write.set(n, static_cast<double>(padding || n == 2 ? -1 : row));
     }
     tensors_["read"] = read;
-    tensors_["write"] = write;
+    if (c_.same_rows) tensors_["token_rows"] = read;
+    if (!c_.same_rows) tensors_["write"] = write;
     if (c_.drafts > 0) tensors_["accepted"] = accepted;
   }
 

@@ -77,7 +77,9 @@ InputTensors input_tensors(const Tensors& inputs) {
 
 StateTensors state_tensors(const Case& c, const Tensors& inputs, const Tensors& outputs) {
   StateTensors result;
-  result.initial_state = c.pool == Pool::in_place ? ConstTensorView(out(outputs, "final_state")) : in(inputs, "initial_state");
+  if (c.same_rows) result.initial_state = out(outputs, "token_states");
+  if (!c.same_rows)
+    result.initial_state = c.pool == Pool::in_place ? ConstTensorView(out(outputs, "final_state")) : in(inputs, "initial_state");
   result.final_state = out(outputs, "final_state");
   result.read = in(inputs, "read");
   if (result.final_state.present()) result.write = in(inputs, "write");
@@ -177,8 +179,8 @@ void make_state_outputs(const Case& c, const Tensors& inputs, Tensors& outputs) 
   };
   const bool pooled = inputs.count("read") > 0;
   const DType wide = c.dtype == DType::f64 ? DType::f64 : DType::f32;
-  if (c.final && c.pool == Pool::in_place) outputs["final_state"] = inputs.at("initial_state").clone();
-  if (c.final && c.pool != Pool::in_place) {
+  if (c.final && c.pool == Pool::in_place && !c.same_rows) outputs["final_state"] = inputs.at("initial_state").clone();
+  if (c.final && (c.pool != Pool::in_place || c.same_rows)) {
     outputs["final_state"] = pooled ? states(c.state_dtype, inputs.at("initial_state").sizes()[0]) : states(wide, c.sequences());
   }
   if (c.op == Op::forward && c.stored != StoredStates::none) {
@@ -187,7 +189,8 @@ void make_state_outputs(const Case& c, const Tensors& inputs, Tensors& outputs) 
     if (c.prefix) prefix = to_integers(inputs.at("prefix_lengths"));
     outputs["stored"] = states(c.state_dtype, rows.present() ? max_row(rows) + 2 : c.stored_count(prefix));
   }
-  if (c.op == Op::recurrent && c.token_states) {
+  if (c.same_rows) outputs["token_states"] = inputs.at("initial_state").clone();
+  if (c.op == Op::recurrent && c.token_states && !c.same_rows) {
     const Tensor& rows = find(inputs, "token_rows");
     outputs["token_states"] = states(c.state_dtype, rows.present() ? max_row(rows) + 2 : c.B * c.T);
   }
