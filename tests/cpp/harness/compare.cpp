@@ -35,7 +35,7 @@ int coarseness(DType dtype) { return dtype == DType::bf16 ? 2 : dtype == DType::
 
 DType output_dtype(const Case& c, const Tensors& inputs, const std::string& output) {
   if (is_gradient(output)) return c.f32_gradients ? DType::f32 : inputs.at(output.substr(2)).dtype();
-  if (output == "stored" || output == "token_states" || (output == "final_state" && inputs.count("read") > 0))
+  if (output == "stored" || output == "token_states" || (output == "final_state" && inputs.count("write") > 0))
     return c.state_dtype;
   return output == "final_state" || output == "g_cumulative" ? DType::f32 : c.dtype;
 }

@@ -177,7 +177,7 @@ void make_state_outputs(const Case& c, const Tensors& inputs, Tensors& outputs) 
   const auto states = [&](DType dtype, std::int64_t rows) {
     return output_like(c, dtype, {rows, c.Hv, by_key ? c.K : c.V, by_key ? c.V : c.K}, 1);
   };
-  const bool pooled = inputs.count("read") > 0;
+  const bool pooled = inputs.count("write") > 0;
   const DType wide = c.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (c.final && c.pool == Pool::in_place && !c.same_rows) outputs["final_state"] = inputs.at("initial_state").clone();
   if (c.final && (c.pool != Pool::in_place || c.same_rows)) {
