@@ -106,7 +106,16 @@ def _draw_shares(ax, rows):
     shares = [100 * row["share_of_peak"] for row in shown]
     ax.barh(range(len(shown)), shares, color=[COLORS[row["dtype"]] for row in shown], height=0.7)
     for i, share in enumerate(shares):
-        ax.annotate(f"{share:.0f}", (share, i), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.annotate(
+            f"{share:.0f}",
+            (share, i),
+            xytext=(-3, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            color="white",
+            fontsize=8,
+        )
     for i, bound in enumerate(map(share_bound, shown)):
         if bound:
             ax.plot([100 * bound] * 2, [i - 0.42, i + 0.42], color="black", lw=2)

@@ -142,7 +142,7 @@ def check_agreement(model, text, size):
 def write_on(model, text, size):
     heading(4, f"Writing: the model reads {size.prompt} held-out bytes (prefill) and continues them by {size.written} (decode)")
     prompt = from_line_start(text.held_out, text.held_out.numel() // 2, size.prompt)
-    written, prefill_seconds, decode_seconds = continue_text(model, prompt, size.written, temperature=0.6, seed=size.recipe.seed)
+    written, prefill_seconds, decode_seconds = continue_text(model, prompt, size.written, temperature=0.8, seed=size.recipe.seed)
     print("  it reads:")
     print(indented(readable(prompt.tolist())))
     print("  it writes:")
