@@ -13,7 +13,7 @@ PYTEST = PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 OMP_NUM_THREADS=1 $(VENV)/python -m py
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # More options for cmake, such as CMAKE_OPTIONS=-DFLASHQLA_WERROR=ON.
 CMAKE_OPTIONS ?=
-CONFIGURE = $(CMAKE) -Wno-dev --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
+CONFIGURE = $(CMAKE) --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
 RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
