@@ -1,4 +1,5 @@
-// Prefills a sequence in chunks, then decodes its last tokens one by one from the state, and compares with the whole sequence done in chunks.
+// Prefills a sequence in chunks, then decodes its last tokens one by one from the state, and compares with the whole sequence
+// done in chunks.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -25,10 +26,10 @@ Sequence random_sequence() {
     return data;
   };
   auto same = [](float x) { return x; };
-  auto decay = [](float x) { return -0.1f * std::fabs(x); };           // g: natural logarithm of the decay
+  auto decay = [](float x) { return -0.1f * std::fabs(x); };             // g: natural logarithm of the decay
   auto strength = [](float x) { return 1.0f / (1.0f + std::exp(-x)); };  // beta
-  return {filled(kTokens * kHeadsQk * kDim, same), filled(kTokens * kHeadsQk * kDim, same), filled(kTokens * kHeadsV * kDim, same),
-          filled(kTokens * kHeadsV, decay), filled(kTokens * kHeadsV, strength)};
+  return {filled(kTokens * kHeadsQk * kDim, same), filled(kTokens * kHeadsQk * kDim, same),
+          filled(kTokens * kHeadsV * kDim, same), filled(kTokens * kHeadsV, decay), filled(kTokens * kHeadsV, strength)};
 }
 
 /// The options of this model, for `tokens` tokens of one sequence.
