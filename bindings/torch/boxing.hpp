@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -25,6 +26,17 @@ class ArgumentReader {
   }
   Tensor tensor() { return read<Tensor>(); }
   OptionalTensor optional_tensor() { return read<OptionalTensor>(); }
+  /// Not read<std::string>(): that conversion of torch's headers (as of 2.13) loses a std::string on every call.
+  std::string text() {
+    const auto handle = read<StringHandle>();
+    std::size_t length = 0;
+    const char* data = nullptr;
+    TORCH_ERROR_CODE_CHECK(torch_string_length(handle, &length));
+    TORCH_ERROR_CODE_CHECK(torch_string_c_str(handle, &data));
+    std::string copy(data, length);
+    TORCH_ERROR_CODE_CHECK(torch_delete_string(handle));
+    return copy;
+  }
 
  private:
   StableIValue* next_;

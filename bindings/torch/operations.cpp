@@ -46,8 +46,8 @@ Inputs::Inputs(ArgumentReader& reader)
       dt_bias(reader.optional_tensor()),
       cu_seqlens(reader.optional_tensor()) {
   problem.scale = reader.read<std::optional<double>>();
-  gate_ = reader.read<std::string>();
-  beta_mode_ = reader.read<std::string>();
+  gate_ = reader.text();
+  beta_mode_ = reader.text();
   problem.qk_l2norm = reader.read<bool>();
   problem.state_layout = reader.read<bool>() ? StateLayout::value_key : StateLayout::key_value;
 }

@@ -109,7 +109,7 @@ def warn_if_slow(name: str, arguments: tuple) -> None:
     q, _, v = arguments[:3]
     if type(q) not in _PLAIN or type(v) not in _PLAIN or q.dim() != 4 or v.dim() != 4:
         return  # traced (the fake kernels ask) or wrong (the call itself will say so)
-    kind = (name, q.dtype, q.shape[3], v.shape[3], *arguments[9:13])
+    kind = (name, q.dtype, q.size(3), v.size(3), *arguments[9:13])
     if kind in _known:
         return
     warn_if_reference(name, q.dtype, call(f"explain_{name}", arguments))

@@ -117,6 +117,18 @@ def test_pool_forms_write_the_callers_pool():
     torch.testing.assert_close(results[0], results[1])
 
 
+def test_export_with_a_length_of_its_own():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, g, beta):
+            return chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+
+    names = ("q", "k", "v", "g", "beta")
+    inputs = [[make(Problem(tokens=tokens))[name] for name in names] for tokens in (70, 33)]
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    exported = torch.export.export(Layer(), tuple(inputs[0]), dynamic_shapes={name: {1: tokens} for name in names}).module()
+    assert all(map(torch.equal, exported(*inputs[1]), Layer()(*inputs[1])))
+
+
 @pytest.mark.parametrize(
     "wrong, text",
     [

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -60,6 +61,27 @@ def test_calls_from_several_threads(threads):
         for _ in range(3):
             together = list(pool.map(lambda a: chunk_gated_delta_rule(**a)[0], inputs))
             assert all(map(torch.equal, alone, together))
+
+
+def test_calls_lose_no_memory():
+    """Neither calls that succeed nor calls that fail; judged by the least growth of several rounds."""
+    a = make(Problem(tokens=2))
+
+    def fails():
+        with pytest.raises(ValueError):
+            chunk_gated_delta_rule(**{**a, "beta": a["beta"][:, 1:]})
+
+    def kilobytes():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * (resource.getpagesize() // 1024)
+
+    for call in (lambda: tokens(a), lambda: chunk_gated_delta_rule(**a), fails):
+        growth = []
+        for _ in range(4):
+            before = kilobytes()
+            for _ in range(3000):
+                call()
+            growth.append(kilobytes() - before)
+        assert min(growth[1:]) < 100, growth  # 30 bytes a call would be 90
 
 
 def test_calls_let_other_python_threads_run():

@@ -122,7 +122,7 @@ chunk_gdn = chunk_gated_delta_rule
 
 def run_chunks(inputs: tuple, initial_state: Tensor | None, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
     """Through the op with autograd, or the one without if nothing asks for a gradient."""
-    arguments = (*inputs, initial_state, output_final_state)
+    arguments = (*inputs, initial_state, bool(output_final_state))
     warn_if_slow("chunk_forward", arguments)
     training = wants_gradient(*inputs[:7], initial_state)
     o, final_state = call("chunk_forward_training" if training else "chunk_forward", arguments)

@@ -76,7 +76,7 @@ def fused_recurrent_gated_delta_rule(
     )
     if wants_gradient(*inputs[:7], initial_state):
         return run_chunks(inputs, initial_state, output_final_state)
-    arguments = (*inputs, initial_state, output_final_state)
+    arguments = (*inputs, initial_state, bool(output_final_state))
     warn_if_slow("recurrent_forward", arguments)
     o, final_state = call("recurrent_forward", arguments)
     return o, final_state if output_final_state else None
