@@ -121,7 +121,8 @@ std::vector<std::int64_t> Inputs::shape_of_states(std::vector<std::int64_t> lead
   return leading;
 }
 
-ChunkForwardOp::ChunkForwardOp(ArgumentReader& reader, Placement placement)
+template <class DescriptorType, class TensorsType>
+ForwardOp<DescriptorType, TensorsType>::ForwardOp(ArgumentReader& reader, Placement placement)
     : inputs(reader), initial_state(reader.optional_tensor()), want_final_state(reader.read<bool>()) {
   inputs.interpret();
   initial_state = with_contiguous_rows(initial_state);
@@ -129,8 +130,9 @@ ChunkForwardOp::ChunkForwardOp(ArgumentReader& reader, Placement placement)
   final_state = inputs.empty_states(want_final_state, placement);
 }
 
-ChunkForwardTensors ChunkForwardOp::tensors() const {
-  ChunkForwardTensors tensors;
+template <class DescriptorType, class TensorsType>
+TensorsType ForwardOp<DescriptorType, TensorsType>::tensors() const {
+  TensorsType tensors;
   tensors.inputs = inputs.views();
   tensors.states.initial_state = const_view("initial_state", initial_state);
   tensors.states.final_state = wanted_view("final_state", final_state, want_final_state);
@@ -138,10 +140,14 @@ ChunkForwardTensors ChunkForwardOp::tensors() const {
   return tensors;
 }
 
-void ChunkForwardOp::write_results(ResultWriter& results) const {
+template <class DescriptorType, class TensorsType>
+void ForwardOp<DescriptorType, TensorsType>::write_results(ResultWriter& results) const {
   results.write(o);
   results.write(final_state);
 }
+
+template struct ForwardOp<ChunkForward, ChunkForwardTensors>;
+template struct ForwardOp<RecurrentForward, RecurrentForwardTensors>;
 
 ChunkForwardLowLevelOp::ChunkForwardLowLevelOp(ArgumentReader& reader, Placement placement)
     : inputs(reader),
@@ -218,28 +224,6 @@ ChunkForwardTensors ChunkForwardPoolOp::tensors() const {
   tensors.stored_rows = const_view("checkpoint_rows", checkpoint_rows);
   tensors.prefix_lengths = const_view("prefix_lengths", prefix_lengths);
   return tensors;
-}
-
-RecurrentForwardOp::RecurrentForwardOp(ArgumentReader& reader, Placement placement)
-    : inputs(reader), initial_state(reader.optional_tensor()), want_final_state(reader.read<bool>()) {
-  inputs.interpret();
-  initial_state = with_contiguous_rows(initial_state);
-  o = inputs.empty_like_v(placement);
-  final_state = inputs.empty_states(want_final_state, placement);
-}
-
-RecurrentForwardTensors RecurrentForwardOp::tensors() const {
-  RecurrentForwardTensors tensors;
-  tensors.inputs = inputs.views();
-  tensors.states.initial_state = const_view("initial_state", initial_state);
-  tensors.states.final_state = wanted_view("final_state", final_state, want_final_state);
-  tensors.o = mutable_view("o", o);
-  return tensors;
-}
-
-void RecurrentForwardOp::write_results(ResultWriter& results) const {
-  results.write(o);
-  results.write(final_state);
 }
 
 RecurrentForwardPoolOp::RecurrentForwardPoolOp(ArgumentReader& reader, Placement placement)

@@ -34,11 +34,13 @@ class Inputs {
   std::string gate_, beta_mode_;
 };
 
-struct ChunkForwardOp {
-  using Descriptor = ChunkForward;
-  ChunkForwardOp(ArgumentReader& reader, Placement placement);
+/// o and the last states, as new tensors: the same arguments for the chunked operation and for the recurrent one.
+template <class DescriptorType, class TensorsType>
+struct ForwardOp {
+  using Descriptor = DescriptorType;
+  ForwardOp(ArgumentReader& reader, Placement placement);
   Descriptor descriptor() const { return {inputs.problem}; }
-  ChunkForwardTensors tensors() const;
+  TensorsType tensors() const;
   void write_results(ResultWriter& results) const;
 
   Inputs inputs;
@@ -46,6 +48,8 @@ struct ChunkForwardOp {
   bool want_final_state;
   Tensor o, final_state;  // final_state has no element when it is not wanted
 };
+using ChunkForwardOp = ForwardOp<ChunkForward, ChunkForwardTensors>;
+using RecurrentForwardOp = ForwardOp<RecurrentForward, RecurrentForwardTensors>;
 
 struct ChunkForwardLowLevelOp {
   using Descriptor = ChunkForward;
@@ -86,19 +90,6 @@ struct ChunkBackwardOp {
   OptionalTensor initial_state, d_o, d_final_state;
   std::int64_t wanted;                                                     // bit i: the i-th result below
   Tensor d_q, d_k, d_v, d_g, d_beta, d_initial_state, d_a_log, d_dt_bias;  // no element when not wanted
-};
-
-struct RecurrentForwardOp {
-  using Descriptor = RecurrentForward;
-  RecurrentForwardOp(ArgumentReader& reader, Placement placement);
-  Descriptor descriptor() const { return {inputs.problem}; }
-  RecurrentForwardTensors tensors() const;
-  void write_results(ResultWriter& results) const;
-
-  Inputs inputs;
-  OptionalTensor initial_state;
-  bool want_final_state;
-  Tensor o, final_state;  // final_state has no element when it is not wanted
 };
 
 struct RecurrentForwardPoolOp {
