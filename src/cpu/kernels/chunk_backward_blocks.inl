@@ -14,30 +14,38 @@ inline constexpr int kPanel = kColumns * kWidth;
 inline constexpr int kTokens = static_cast<int>(kBackwardTokens);
 inline constexpr int kBoth = 2 * kTokens;  // lanes of a stacked matrix: [Q | K], [dO | D], [dP | dKK]
 inline constexpr int kLaneBlocks = kTokens / kWidth;
+template <class Dot>
+inline constexpr std::int64_t kPanelWords = kPanel / Dot::kPair;  // words along V in a panel
 static_assert(kTokens % kBlock == 0 && kTokens % kPanel == 0);
 
 using Gates = ChunkGates<kTokens>;
-using Block = Vec[kBlock][kColumns];
+template <int kRows>
+using Rows = Vec[kRows][kColumns];
+using Block = Rows<kBlock>;
+inline constexpr int kTall = kBlock * 3 / 2;  // rows of the largest block whose accumulators fit the registers
 
-FLASHQLA_INLINE void clear(Block& c) {
+template <int kRows>
+FLASHQLA_INLINE void clear(Rows<kRows>& c) {
   FLASHQLA_UNROLL
-  for (int r = 0; r < kBlock; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = zero();
   }
 }
 
-FLASHQLA_INLINE void load_block(const float* from, std::int64_t stride, Block& c) {
+template <int kRows>
+FLASHQLA_INLINE void load_block(const float* from, std::int64_t stride, Rows<kRows>& c) {
   FLASHQLA_UNROLL
-  for (int r = 0; r < kBlock; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = load(from + r * stride + j * kWidth);
   }
 }
 
-FLASHQLA_INLINE void store_block(float* to, std::int64_t stride, const Block& c) {
+template <int kRows>
+FLASHQLA_INLINE void store_block(float* to, std::int64_t stride, const Rows<kRows>& c) {
   FLASHQLA_UNROLL
-  for (int r = 0; r < kBlock; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) store(to + r * stride + j * kWidth, c[r][j]);
   }
@@ -51,8 +59,8 @@ FLASHQLA_INLINE Operands<Dot> operands(const typename Dot::B* a, std::int64_t ro
 }
 
 /// c += A B over `steps` words of depth; the kSpan columns of B and c lie kApart words apart.
-template <class Dot, int kSpan, int kApart = kWidth>
-FLASHQLA_INLINE void multiply(const Operands<Dot>& x, std::int64_t steps, Block& c) {
+template <class Dot, int kSpan, int kApart = kWidth, int kRows>
+FLASHQLA_INLINE void multiply(const Operands<Dot>& x, std::int64_t steps, Rows<kRows>& c) {
   const typename Dot::A* a = x.a;
   const typename Dot::B* b = x.b;
   for (std::int64_t s = 0; s < steps; ++s, a += x.a_step, b += x.b_step) {
@@ -60,7 +68,7 @@ FLASHQLA_INLINE void multiply(const Operands<Dot>& x, std::int64_t steps, Block&
     FLASHQLA_UNROLL
     for (int j = 0; j < kSpan; ++j) bv[j] = Dot::load_b(b + j * kApart);
     FLASHQLA_UNROLL
-    for (int r = 0; r < kBlock; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       const typename Dot::AVec av = Dot::broadcast(a + r * x.a_row);
       FLASHQLA_UNROLL
       for (int j = 0; j < kSpan; ++j) c[r][j] = Dot::accumulate(c[r][j], av, bv[j]);
@@ -68,30 +76,56 @@ FLASHQLA_INLINE void multiply(const Operands<Dot>& x, std::int64_t steps, Block&
   }
 }
 
+/// Calls body.template operator()<kRows>(row) for blocks that cover [0, rows), or up to kBlock - 1 rows more.
+template <class Body>
+FLASHQLA_INLINE void for_tall_blocks(std::int64_t rows, Body body) {
+  const std::int64_t blocks = (rows + kBlock - 1) / kBlock, low = blocks % 3;  // two tall blocks are as high as three others
+  std::int64_t row = 0;
+  for (; row < (blocks - low) * kBlock; row += kTall) body.template operator()<kTall>(row);
+  for (; row < blocks * kBlock; row += kBlock) body.template operator()<kBlock>(row);
+}
+
 /// Rows token + row .. of one head, columns column .. column + kPanel; zero outside of the `rows` and `width` that exist.
 FLASHQLA_INLINE void load_rows_block(const ConstTokenView& view, std::int64_t batch, std::int64_t token, std::int64_t head,
                                      std::int64_t rows, std::int64_t width, std::int64_t column, Block& c) {
-  FLASHQLA_UNROLL
+  const std::int64_t bytes = element_bytes(view.dtype), row_bytes = view.stride_token * bytes;
+  const std::byte* first = view.data + (view.offset(batch, token, head) + column) * bytes;
+  if (rows >= kBlock && column + kPanel <= width) {
+    with_type(view.dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA {
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) c[r][j] = load_as<kType>(first + r * row_bytes, j * kWidth);
+      }
+    });
+    return;
+  }
   for (int r = 0; r < kBlock; ++r) {
-    FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
       const std::int64_t at = column + j * kWidth;
-      c[r][j] =
-          r < rows && at < width ? load_any(view.row(batch, token + r, head), view.dtype, at, lanes_left(width, at)) : zero();
+      c[r][j] = r < rows && at < width ? load_any(first + r * row_bytes, view.dtype, j * kWidth, lanes_left(width, at)) : zero();
     }
   }
 }
 
 FLASHQLA_INLINE void store_rows_block(const MutableTokenView& view, std::int64_t batch, std::int64_t token, std::int64_t head,
                                       std::int64_t rows, std::int64_t width, std::int64_t column, const Block& c) {
-  FLASHQLA_UNROLL
+  const std::int64_t bytes = element_bytes(view.dtype), row_bytes = view.stride_token * bytes;
+  std::byte* first = view.data + (view.offset(batch, token, head) + column) * bytes;
+  if (rows >= kBlock && column + kPanel <= width) {
+    with_type(view.dtype, [&]<DType kType>() FLASHQLA_INLINE_LAMBDA {
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) store_as<kType>(first + r * row_bytes, j * kWidth, c[r][j]);
+      }
+    });
+    return;
+  }
   for (int r = 0; r < kBlock; ++r) {
-    FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
       const std::int64_t at = column + j * kWidth;
-      if (r < rows && at < width) {
-        store_any(view.row(batch, token + r, head), view.dtype, at, lanes_left(width, at), c[r][j]);
-      }
+      if (r < rows && at < width) store_any(first + r * row_bytes, view.dtype, j * kWidth, lanes_left(width, at), c[r][j]);
     }
   }
 }

@@ -11,7 +11,6 @@ struct BackwardRun {
   std::int64_t batch, begin, length;
   std::int64_t panels;   // of V
   std::int64_t steps_k;  // words along K
-  std::int64_t steps_v;  // words along V in a whole panel
   std::int64_t segments;
 
   explicit BackwardRun(const BackwardItem& item_)
@@ -25,7 +24,6 @@ struct BackwardRun {
         length(inputs.sequences.length(item_.sequence)),
         panels((shape.dim_v + kPanel - 1) / kPanel),
         steps_k((shape.dim_k + Dot::kPair - 1) / Dot::kPair),
-        steps_v(kPanel / Dot::kPair),
         segments(shape.segments(length)) {}
 
   /// One past the last chunk of a segment.
@@ -61,7 +59,8 @@ ChunkPlace chunk_at(const BackwardRun<Dot>& run, std::int64_t index) {
 
 /// Rows of q (half 0) or k (half 1): x, x_words, xt, xt_words.
 template <class Dot>
-inline void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const ConstTokenView& view, std::int64_t half) {
+FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const ConstTokenView& view,
+                                    std::int64_t half) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const std::int64_t row_k = run.shape.row_k, padded_k = run.shape.padded_k, head = run.item.head_qk;
   float* x = chunk.x + half * kTokens * row_k;
@@ -83,7 +82,7 @@ inline void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, c
 
 /// gram: k_j.q_i and k_j.k_i for the lane blocks that hold some i >= j.
 template <class Dot>
-inline void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
+FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
@@ -102,7 +101,7 @@ inline void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
 
 /// k_j.k_i alone, for the forward recurrence.
 template <class Dot>
-inline void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
+FLASHQLA_NOINLINE void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const typename Dot::B* keys = chunk.xt_words + kTokens;
   for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
@@ -118,17 +117,18 @@ inline void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& plac
 /// From the summed gradients of the rows as the recurrence reads them to those of q (half 0) or k (half 1) as given. With
 /// y = x f and f = rsqrt(|x|^2 + eps): dx = f (dy - (dy.y) y).
 template <class Dot>
-inline void finish_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const MutableTokenView& d_view,
-                        const ConstTokenView& view, std::int64_t half) {
+FLASHQLA_NOINLINE void finish_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const MutableTokenView& d_view,
+                                   const ConstTokenView& view, std::int64_t half) {
   if (!d_view.present()) return;
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const std::int64_t padded_k = run.shape.padded_k, dim_k = run.shape.dim_k, head = run.item.head_qk;
-  alignas(64) float rows[kWidth * kMaxHeadDim];
+  constexpr std::int64_t kRow = kMaxHeadDim + kWidth;  // not a multiple of a power of two: 16 rows would fall on few L1 sets
+  alignas(64) float rows[kWidth * kRow];
   alignas(64) float x[kMaxHeadDim];
   for (std::int64_t t0 = 0; t0 < place.tokens; t0 += kWidth) {
-    transpose_matrix(chunk.gradient + half * kTokens + t0, padded_k, kWidth, kBoth, rows, kMaxHeadDim);
+    transpose_matrix(chunk.gradient + half * kTokens + t0, padded_k, kWidth, kBoth, rows, kRow);
     for (std::int64_t t = t0; t < std::min<std::int64_t>(t0 + kWidth, place.tokens); ++t) {
-      const float* dy = rows + (t - t0) * kMaxHeadDim;
+      const float* dy = rows + (t - t0) * kRow;
       const float* y = chunk.x + (half * kTokens + t) * run.shape.row_k;
       Vec dot = zero(), factor = set1(1.0f);
       if (run.norm_eps() >= 0.0) {

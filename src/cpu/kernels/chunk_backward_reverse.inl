@@ -14,7 +14,7 @@
 /// Gates of the chunk as matrices [token j][token i]: between = Gam (i >= j), solve as in prepare_solve but with beta_i, in
 /// reverse_solve, and scores = scale Gam (q_i.k_j).
 template <class Dot>
-inline void prepare_reverse(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+FLASHQLA_NOINLINE void prepare_reverse(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float* gram = scratch.chunks[place.in_segment].gram;
   const Vec numbers = lane_numbers(), scale = set1(static_cast<float>(run.inputs.scale));
@@ -42,7 +42,7 @@ inline void prepare_reverse(const BackwardRun<Dot>& run, const ChunkPlace& place
 
 /// d_o, the upper half of y, the left half of zt.
 template <class Dot>
-inline void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head) {
+FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float scale = static_cast<float>(run.inputs.scale);
   const std::int64_t rows = run.arguments.d_o.present() ? place.tokens : 0;
@@ -63,7 +63,7 @@ inline void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, co
       }
       Packing<Dot>::rows(c, scratch.y + (p * kBoth + t0) / Dot::kPair * kPanel, kPanel);
     }
-    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * run.steps_v * kBoth, kBoth);
+    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth, kBoth);
   }
 }
 
@@ -113,8 +113,8 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
 
 /// D, and from it d_v, dbeta, the lower half of y and the right half of zt.
 template <class Dot>
-inline void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
-                    const float* errors, const float* d_state) {
+FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                               const float* errors, const float* d_state) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
   const Word* xt = scratch.chunks[place.in_segment].xt_words;
@@ -148,15 +148,15 @@ inline void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const 
       if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(d, panel_words + t0 / Dot::kPair * kPanel, kPanel);
       finish_d(run, place, gates, head, errors, p, t0, d);
     }
-    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * run.steps_v * kBoth + kTokens, kBoth);
-    Packing<Dot>::transposed(errors + p * kTokens * kPanel, kTokens, kPanel, kPanel, scratch.et + p * run.steps_v * kTokens,
+    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth + kTokens, kBoth);
+    Packing<Dot>::transposed(errors + p * kTokens * kPanel, kTokens, kPanel, kPanel, scratch.et + p * kPanelWords<Dot> * kTokens,
                              kTokens);
   }
 }
 
 /// rt = [dP^T | dKK^T] and flow, the gradient of log Gam below the diagonal.
 template <class Dot>
-inline void multiply_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float* gram = scratch.chunks[place.in_segment].gram;
   const Vec numbers = lane_numbers();
@@ -166,7 +166,7 @@ inline void multiply_errors(const BackwardRun<Dot>& run, const ChunkPlace& place
       Block c;
       clear(c);
       multiply<Dot, 2, kTokens>(operands<Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * kWidth, kBoth),
-                                run.panels * run.steps_v, c);
+                                run.panels * kPanelWords<Dot>, c);
       const Vec beta_i = load(gates.beta + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -196,27 +196,27 @@ FLASHQLA_INLINE void add_gradient(float* to, std::int64_t member, Vec a) { store
 
 /// What the tokens get as readers of the state: dQ, and dU S^T + dKK K of dK. rows_dot_i: the part of dg that token i brings.
 template <class Dot>
-inline void reader_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t member,
-                             const typename Dot::B* state, float* rows_dot) {
+FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
+                                        std::int64_t member, const typename Dot::B* state, float* rows_dot) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   const std::int64_t row_k = run.shape.row_k;
   const auto* keys = chunk.x_words + kTokens / Dot::kPair * row_k;
   const Vec scale = set1(static_cast<float>(run.inputs.scale));
-  for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
-      Block c;
+      Rows<kRows> c;
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
-        multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * run.steps_v, run.steps_v, 1,
-                                                scratch.zt + p * run.steps_v * kBoth + l * kWidth, kBoth),
-                                  run.steps_v, c);
+        multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
+                                                scratch.zt + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
+                                  kPanelWords<Dot>, c);
       }
       const Vec decay = load(gates.decay + l * kWidth);
       const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
       Vec dot = load(rows_dot + l * kWidth);
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         const float* x = chunk.xt + (k0 + r) * kBoth + l * kWidth;
         c[r][0] = mul(factor_q, c[r][0]);
         c[r][1] = mul(factor_k, c[r][1]);
@@ -226,31 +226,31 @@ inline void reader_gradients(const BackwardRun<Dot>& run, const ChunkPlace& plac
       multiply<Dot, 2, kTokens>(operands<Dot>(keys + k0, 1, row_k, scratch.rt_words + l * kWidth, kBoth),
                                 (l + 1) * kWidth / Dot::kPair, c);
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         float* to = chunk.gradient + (k0 + r) * kBoth + l * kWidth;
         add_gradient(to, member, c[r][0]);
         add_gradient(to + kTokens, member, c[r][1]);
       }
     }
-  }
+  });
 }
 
 /// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK. writes_dot_j = k_j.Z_j.
 template <class Dot>
-inline void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                             const typename Dot::B* d_state, float* writes_dot) {
+FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
+                                        const typename Dot::B* d_state, float* writes_dot) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   constexpr std::int64_t kHalf = kTokens / Dot::kPair;  // rows of words of Q in x, of dP in r
   const std::int64_t row_k = run.shape.row_k;
-  for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
-      Block c;
+      Rows<kRows> c;
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
-        multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * run.steps_v, run.steps_v, 1,
-                                       scratch.et + p * run.steps_v * kTokens + l * kWidth, kTokens),
-                         run.steps_v, c);
+        multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
+                                       scratch.et + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
+                         kPanelWords<Dot>, c);
       }
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) {
@@ -258,7 +258,7 @@ inline void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& plac
         const Vec factor = mul(load(gates.rest + at), load(gates.beta + at));
         Vec dot = load(writes_dot + at);
         FLASHQLA_UNROLL
-        for (int r = 0; r < kBlock; ++r) {
+        for (int r = 0; r < kRows; ++r) {
           c[r][j] = mul(factor, c[r][j]);
           dot = fmadd(load(chunk.xt + (k0 + r) * kBoth + kTokens + at), c[r][j], dot);
         }
@@ -272,31 +272,31 @@ inline void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& plac
         multiply<Dot, 2>(operands<Dot>(x + second * row_k, 1, row_k, r + second * kTokens, kTokens), kHalf - second, c);
       }
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         float* to = chunk.gradient + (k0 + r) * kBoth + kTokens + l * kWidth;
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) add_gradient(to + j * kWidth, 1, c[r][j]);
       }
     }
-  }
+  });
 }
 
 /// dS before the chunk into `to`, which may be `state` or `d_state`. Returns <dS', S>.
 template <class Dot>
-inline float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* state,
-                           const float* d_state, float* to) {
+FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
+                                      const float* state, const float* d_state, float* to) {
   const std::int64_t row_k = run.shape.row_k;
   const auto* x = run.scratch.chunks[place.in_segment].x_words;
   const Vec total = set1(gates.total);
   Vec dot[kColumns] = {zero(), zero()};
   for (std::int64_t p = 0; p < run.panels; ++p) {
     const auto* y = run.scratch.y + p * kBoth / Dot::kPair * kPanel;
-    for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
       const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
-      Block c;
+      Rows<kRows> c;
       load_block(d_state + at, kPanel, c);
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) {
           dot[j] = fmadd(c[r][j], load(state + at + r * kPanel + j * kWidth), dot[j]);
@@ -305,7 +305,7 @@ inline float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place,
       }
       multiply<Dot, 2>(operands<Dot>(x + k0, 1, row_k, y, kPanel), kBoth / Dot::kPair, c);
       store_block(to + at, kPanel, c);
-    }
+    });
   }
   return sum(add(dot[0], dot[1]));
 }

@@ -16,7 +16,7 @@ FLASHQLA_INLINE Vec decay_since(const Gates& gates, std::int64_t j, std::int64_t
 
 /// solve [j][i] = -Gam_ij (k_i.k_j) beta_j for i > j, else 0.
 template <class Dot>
-inline void prepare_solve(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
   const Vec numbers = lane_numbers();
   const float* gram = run.scratch.chunks[place.in_segment].gram;
   for (std::int64_t j = 0; j < kTokens; ++j) {
@@ -71,7 +71,7 @@ FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& ga
 }
 
 template <class Dot>
-inline void weigh_errors(const BackwardRun<Dot>& run, const Gates& gates, const float* errors) {
+FLASHQLA_NOINLINE void weigh_errors(const BackwardRun<Dot>& run, const Gates& gates, const float* errors) {
   for (std::int64_t p = 0; p < run.panels; ++p) {
     for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
       Block e;
@@ -96,8 +96,8 @@ FLASHQLA_INLINE void substitute(const float* solve, std::int64_t t0, Block& e) {
 
 /// Errors of the chunk from the state before it, and `weighted` for the next state.
 template <class Dot>
-inline void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
-                         const float* state, float* errors) {
+FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                                    const float* state, float* errors) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
   const Word* xt = scratch.chunks[place.in_segment].xt_words;
@@ -131,25 +131,25 @@ inline void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, c
 
 /// S' from S and `weighted`. `to` may be `from`.
 template <class Dot>
-inline void advance_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* from,
-                          float* to) {
+FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* from,
+                                     float* to) {
   const std::int64_t row_k = run.shape.row_k;
   const typename Dot::B* keys = run.scratch.chunks[place.in_segment].x_words + kTokens / Dot::kPair * row_k;
   const Vec total = set1(gates.total);
   for (std::int64_t p = 0; p < run.panels; ++p) {
     const typename Dot::B* weighted = run.scratch.weighted + p * kTokens / Dot::kPair * kPanel;
-    for (std::int64_t k0 = 0; k0 < run.shape.dim_k; k0 += kBlock) {
+    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
       const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
-      Block c;
+      Rows<kRows> c;
       load_block(from + at, kPanel, c);
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) c[r][j] = mul(total, c[r][j]);
       }
       multiply<Dot, 2>(operands<Dot>(keys + k0, 1, row_k, weighted, kPanel), kTokens / Dot::kPair, c);
       store_block(to + at, kPanel, c);
-    }
+    });
   }
 }
 

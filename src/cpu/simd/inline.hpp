@@ -4,6 +4,8 @@
 #define FLASHQLA_INLINE inline __attribute__((always_inline))
 /// For lambdas: `[&](...) FLASHQLA_INLINE_LAMBDA { ... }`.
 #define FLASHQLA_INLINE_LAMBDA __attribute__((always_inline))
+/// For the phases of a kernel: each gets the registers to itself.
+#define FLASHQLA_NOINLINE __attribute__((noinline))
 #define FLASHQLA_RESTRICT __restrict__
 #if defined(__clang__)
 #define FLASHQLA_UNROLL _Pragma("clang loop unroll(full)")
