@@ -35,43 +35,107 @@ inline void finish_gates(const BackwardRun<Dot>& run, const ChunkPlace& place, s
   }
 }
 
+/// What is read after the segment of one value head whose errors are being solved for: the next values, after the group's last
+/// the next keys, and where the second walk follows what its first chunk wants.
+template <class Dot>
+inline void prefetch_forwards(const BackwardRun<Dot>& run, std::int64_t member, std::int64_t segment) {
+  const bool last_member = member + 1 == run.shape.group, turn = segment + 1 == run.segments;
+  const std::int64_t next = last_member ? segment + 1 : segment, head = run.head_v(last_member ? 0 : member + 1);
+  run.prefetch.clear();
+  for (std::int64_t index = run.end_of_segment(next) - 1; index >= next * run.shape.chunks_per_segment; --index) {
+    const ChunkPlace place = chunk_at(run, index);
+    if (last_member) {
+      if (next + 1 == run.segments)
+        run.prefetch.add(run.inputs.q, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
+      run.prefetch.add(run.inputs.k, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
+    }
+    run.prefetch.add(run.inputs.v, run.batch, place.token, head, place.tokens, run.shape.dim_v);
+  }
+  if (!turn) return;
+  const ChunkPlace place = chunk_at(run, run.end_of_segment(segment) - 1);
+  run.prefetch.add(run.arguments.d_v, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
+  run.prefetch.add(run.arguments.d_o, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
+}
+
+/// What is read and written after this chunk of the second walk: the next d_o and d_v; after the group's last value head also
+/// this segment's d_q and d_k and the next one's q and k.
+template <class Dot>
+inline void prefetch_backwards(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member) {
+  const std::int64_t segment = place.index / run.shape.chunks_per_segment, head_qk = run.item.head_qk;
+  const bool last_member = member + 1 == run.shape.group, stay = place.in_segment > 0;
+  run.prefetch.clear();
+  if (last_member) {
+    run.prefetch.add(run.arguments.d_q, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
+    run.prefetch.add(run.arguments.d_k, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
+    if (segment > 0) {
+      const ChunkPlace rows = chunk_at(run, place.index - run.shape.chunks_per_segment);
+      run.prefetch.add(run.inputs.q, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
+      run.prefetch.add(run.inputs.k, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
+    }
+  }
+  if (place.index == 0 && last_member) return;
+  const ChunkPlace next = chunk_at(run, stay || last_member ? place.index - 1 : run.end_of_segment(segment) - 1);
+  const std::int64_t head = run.head_v(stay ? member : last_member ? 0 : member + 1);
+  run.prefetch.add(run.arguments.d_v, run.batch, next.token, head, next.tokens, run.shape.dim_v);
+  run.prefetch.add(run.arguments.d_o, run.batch, next.token, head, next.tokens, run.shape.dim_v);
+}
+
+/// `state`, `d_state`: S before and dS after the chunk. dS before it goes to `to`.
 template <class Dot>
 inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, const float* state,
                           const float* d_state, float* to) {
   const Gates& gates = run.scratch.gates[place.in_segment];
   const float* errors = run.errors(member, place.index, place.in_segment);
+  const std::int64_t head = run.head_v(member);
   alignas(64) float rows_dot[kTokens] = {}, writes_dot[kTokens] = {};
+  double dot = 0.0;
+  prefetch_backwards(run, place, member);
   prepare_reverse(run, place, gates);
-  prepare_d_o(run, place, gates, run.head_v(member));
-  solve_d(run, place, gates, run.head_v(member), errors, d_state);
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    const std::int64_t at = p * run.shape.padded_k * kPanel;
+    prepare_d_o(run, place, gates, head, p);
+    solve_d(run, place, gates, head, p, errors + p * kTokens * kPanel, d_state + at);
+    dot += static_cast<double>(retreat_state(run, place, gates, state + at, d_state + at, to + at));
+  }
   multiply_errors(run, place, gates);
   reader_gradients(run, place, gates, member, state_rows_as_words(run, state), rows_dot);
   writer_gradients(run, place, gates, state_rows_as_words(run, d_state), writes_dot);
-  const double dot = static_cast<double>(retreat_state(run, place, gates, state, d_state, to));
   finish_gates(run, place, member, static_cast<double>(gates.total) * dot, rows_dot, writes_dot);
 }
 
 enum class Errors { unknown, known };
 
-/// Of the chunks of a segment of one value head: the errors, unless they are known, and the states after all but the last; that
-/// one too, into `next`, if it is wanted.
+/// Of the chunks of a segment of one value head: the errors, unless they are known, and either (`next` absent) the states before
+/// all but the first, or the state after the last. Panels of V are independent of each other: one goes through the whole segment
+/// while it is in the first-level cache.
 template <class Dot>
 inline void replay_segment(const BackwardRun<Dot>& run, std::int64_t member, std::int64_t segment, Errors known, float* next) {
   const std::int64_t first = segment * run.shape.chunks_per_segment, last = run.end_of_segment(segment);
-  const float* state = run.stashed_state(member, segment);
+  const std::int64_t head = run.head_v(member), panel_size = run.shape.padded_k * kPanel;
   for (std::int64_t index = first; index < last; ++index) {
     const ChunkPlace place = chunk_at(run, index);
     Gates& gates = run.scratch.gates[place.in_segment];
-    prepare_gates<kTokens>(run.inputs, run.batch, place.token, place.position, run.head_v(member), place.tokens, gates);
-    float* errors = run.errors(member, index, place.in_segment);
-    float* after = index + 1 < last ? run.scratch.states + place.in_segment * run.shape.state() : next;
-    if (known == Errors::unknown) {
-      solve_errors(run, place, gates, run.head_v(member), state, errors);
-    } else if (after != nullptr) {
-      weigh_errors(run, gates, errors);
+    prepare_gates<kTokens>(run.inputs, run.batch, place.token, place.position, head, place.tokens, gates);
+    if (known == Errors::unknown) prepare_solve(run, place, gates);
+  }
+  if (known == Errors::unknown) prefetch_forwards(run, member, segment);
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    const float* state = run.stashed_state(member, segment) + p * panel_size;
+    for (std::int64_t index = first; index < last; ++index) {
+      const ChunkPlace place = chunk_at(run, index);
+      const Gates& gates = run.scratch.gates[place.in_segment];
+      float* errors = run.errors(member, index, place.in_segment) + p * kTokens * kPanel;
+      float* after =
+          next != nullptr ? run.scratch.state_panel : run.scratch.states + place.in_segment * run.shape.state() + p * panel_size;
+      if (index + 1 == last) after = next != nullptr ? next + p * panel_size : nullptr;
+      if (known == Errors::unknown) {
+        solve_errors(run, place, gates, head, p, state, errors);
+      } else if (after != nullptr) {
+        weigh_errors(run, gates, errors);
+      }
+      if (after != nullptr) advance_state(run, place, gates, state, after);
+      state = after;
     }
-    if (after != nullptr) advance_state(run, place, gates, state, after);
-    state = after;
   }
 }
 
@@ -105,14 +169,17 @@ inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
   const bool is_last = segment + 1 == run.segments;
   for (std::int64_t m = 0; m < run.shape.group; ++m) {
     replay_segment(run, m, segment, run.shape.errors_kept && !is_last ? Errors::known : Errors::unknown, nullptr);
-    float* d_state = run.scratch.d_state;
-    if (is_last) load_state(run, run.arguments.d_final_state, run.head_v(m), d_state);
+    float* const* d_states = run.scratch.d_states;
+    const float* d_state = is_last ? d_states[0] : run.stashed_state(m, segment + 1);
+    if (is_last) load_state(run, run.arguments.d_final_state, run.head_v(m), d_states[0]);
     for (std::int64_t index = last - 1; index >= first; --index) {
       const float* state =
           index == first ? run.stashed_state(m, segment) : run.scratch.states + (index - first - 1) * run.shape.state();
-      const float* from = index == last - 1 && !is_last ? run.stashed_state(m, segment + 1) : d_state;
-      reverse_chunk(run, chunk_at(run, index), m, state, from, index == first ? run.stashed_state(m, segment) : d_state);
+      float* before = d_state == d_states[0] ? d_states[1] : d_states[0];
+      reverse_chunk(run, chunk_at(run, index), m, state, d_state, before);
+      d_state = before;
     }
+    copy_state(run, d_state, run.stashed_state(m, segment));
   }
   for (std::int64_t index = first; index < last; ++index) {
     finish_rows(run, chunk_at(run, index), run.arguments.d_q, run.inputs.q, 0);
@@ -122,13 +189,14 @@ inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
 
 template <class Dot>
 inline void backward_item(const BackwardItem& item) {
-  const BackwardRun<Dot> run(item);
+  RowPrefetch prefetch;
+  const BackwardRun<Dot> run(item, prefetch);
   const std::int64_t group = run.shape.group;
   for (std::int64_t i = 0; i < 2 * group; ++i) item.gate_sums[i] = 0.0;
   if (run.length == 0) {
     for (std::int64_t m = 0; m < group && run.arguments.d_initial_state.present(); ++m) {
-      load_state(run, run.arguments.d_final_state, run.head_v(m), run.scratch.d_state);
-      store_state(run, run.arguments.d_initial_state, run.head_v(m), run.scratch.d_state);
+      load_state(run, run.arguments.d_final_state, run.head_v(m), run.scratch.d_states[0]);
+      store_state(run, run.arguments.d_initial_state, run.head_v(m), run.scratch.d_states[0]);
     }
     return;
   }

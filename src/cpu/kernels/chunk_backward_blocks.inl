@@ -16,6 +16,8 @@ inline constexpr int kBoth = 2 * kTokens;  // lanes of a stacked matrix: [Q | K]
 inline constexpr int kLaneBlocks = kTokens / kWidth;
 template <class Dot>
 inline constexpr std::int64_t kPanelWords = kPanel / Dot::kPair;  // words along V in a panel
+template <class Dot>
+inline constexpr std::int64_t kTokenWords = kTokens / Dot::kPair;  // words along the tokens of a chunk
 static_assert(kTokens % kBlock == 0 && kTokens % kPanel == 0);
 
 using Gates = ChunkGates<kTokens>;
@@ -130,6 +132,49 @@ FLASHQLA_INLINE void store_rows_block(const MutableTokenView& view, std::int64_t
   }
 }
 
+/// Rows of the caller that will be wanted soon, fetched into the second-level cache between register blocks. They lie a page or
+/// more apart, where no hardware prefetcher follows and each costs a page walk longer than the processor can look ahead. So the
+/// first line of all rows of a range is asked for at once (the walks overlap, and nothing waits for them), the others, whose
+/// pages are known by then, a row at a time.
+class RowPrefetch {
+ public:
+  void clear() { count_ = 0; }
+  /// Rows of `width` elements of one head from `token` on, to be fetched before those added earlier; nothing if the tensor is
+  /// absent.
+  template <class Byte>
+  void add(const TokenView<Byte>& view, std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t rows,
+           std::int64_t width) {
+    if (!view.present() || rows <= 0 || count_ == kMost) return;
+    const std::int64_t bytes = element_bytes(view.dtype);
+    ranges_[count_++] = {view.row(batch, token, head), view.stride_token * bytes, rows, width * bytes, false};
+  }
+  FLASHQLA_INLINE void step() {
+    if (count_ > 0) fetch(ranges_[count_ - 1]);
+  }
+
+ private:
+  static constexpr int kMost = 3 * 8 + 2;
+  struct Range {
+    const std::byte* next;
+    std::int64_t stride, rows, bytes;
+    bool pages_known;
+  };
+
+  FLASHQLA_INLINE void fetch(Range& range) {
+    if (!range.pages_known) {
+      for (std::int64_t t = 0; t < range.rows; ++t) __builtin_prefetch(range.next + t * range.stride, 0, 2);
+      range.pages_known = true;
+      return;
+    }
+    for (std::int64_t at = 0; at < range.bytes; at += 64) __builtin_prefetch(range.next + at, 0, 2);
+    range.next += range.stride;
+    if (--range.rows == 0) --count_;
+  }
+
+  Range ranges_[kMost];
+  int count_ = 0;
+};
+
 /// Zero where the lane's token i = lane_block * kWidth + lane is before `first`.
 FLASHQLA_INLINE Vec from_token(Vec a, std::int64_t lane_block, std::int64_t first, Vec lane_numbers) {
   return select_less(lane_numbers, set1(static_cast<float>(first - lane_block * kWidth)), zero(), a);
@@ -174,72 +219,80 @@ class ScratchCursor {
   std::size_t used_ = 0;
 };
 
-/// What the value heads of a group share, for one chunk.
+/// What the value heads of a group share, for one chunk. Every product takes q and k from `xt` or its packed copies.
 template <class Dot>
 struct GroupChunk {
   using Word = typename Dot::B;
-  float* x;       // rows [Q; K] (normalised), row stride row_k
-  Word* x_words;  // the same, token pairs in words
-  float* xt;      // lanes [K][Q | K]
-  Word* xt_words;
+  float* xt;        // lanes [K][Q | K], normalised
+  Word* xt_words;   // the same with neighbours along K in a word
+  Word* x_words;    // the same with neighbouring tokens in a word
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
+  float* solve;     // [token j][token i] of the current value head, see prepare_solve
+  Word* solve_words;
 };
 
+/// All else that a thread needs, for one value head at a time. Sizes in docs/design/cpu_backward.md.
 template <class Dot>
 struct BackwardScratch {
   using Word = typename Dot::B;
   static constexpr int kMostChunks = 8;
   GroupChunk<Dot> chunks[kMostChunks];
-  Gates* gates;   // of each chunk of the segment
-  float* states;  // before chunks 1 .. n - 1 of the segment
-  float* d_state;
-  float* errors;      // of each chunk of the segment, unless the stash has them
-  Word* state_words;  // rows in pairs
-  Word* state_rows;   // columns in pairs
-  Word* error_words;
-  Word* weighted;  // panels: e^(total - cumulative) beta e
-  float* panel;    // [tokens][kPanel]
+  Gates* gates;        // of each chunk of the segment
+  float* rows;         // [tokens][row_k]: q or k on their way to xt
+  float* states;       // before chunks 1 .. n - 1 of the segment
+  float* d_states[2];  // after and before the current chunk, in turn
+  float* errors;       // of each chunk of the segment, unless the stash has them
+  float* state_panel;
+  Word* state_words;  // a panel of a state with neighbouring rows in a word
+  Word* state_rows;   // a state with neighbouring columns in a word
+  // Of one panel:
+  float* panel;  // [tokens]
   Word* panel_words;
-  Word* d_o;  // panels
-  Word* y;    // panels [dOg; dU]
-  Word* zt;   // lanes [V][dO | D]
-  Word* et;   // lanes [V][e]
-  float* rt;  // [token j][dP | dKK token i]
+  Word* weighted;  // [tokens]: rest beta e
+  Word* d_o;       // [tokens]
+  Word* y;         // [dOg; dU]
+  // Of all of V:
+  Word* zt;  // lanes [V][dO | D]
+  Word* et;  // lanes [V][e]
+  // [token j][token i]:
+  float* rt;  // [dP | dKK]
   Word* rt_words;
-  Word* r;                                          // [dP; dKK token i][token j]
-  float* flow;                                      // [token j][token i]: gradient of log Gam_ij
-  float *between, *solve, *reverse_solve, *scores;  // [token j][token i], see prepare_matrices
-  Word *solve_words, *reverse_words, *scores_words;
+  Word* r;                                  // [dP; dKK token i][token j]
+  float* flow;                              // gradient of log Gam_ij
+  float *between, *reverse_solve, *scores;  // see prepare_reverse
+  Word *reverse_words, *scores_words;
   float* beta_sums;  // [token][kWidth]
 
   BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
     ScratchCursor cursor(base);
-    const std::int64_t pair = Dot::kPair, square = kTokens * kTokens;
+    const std::int64_t pair = Dot::kPair, square = kTokens * kTokens, panel_state = shape.padded_k * kPanel;
     const auto copy = [&](float* original, std::int64_t words) {
       return Packing<Dot>::kCopies ? cursor.take<Word>(words) : reinterpret_cast<Word*>(original);
     };
     for (std::int64_t i = 0; i < shape.chunks_per_segment; ++i) {
       GroupChunk<Dot>& chunk = chunks[i];
-      chunk.x = cursor.take<float>(kBoth * shape.row_k);
-      chunk.x_words = copy(chunk.x, kBoth / pair * shape.row_k);
       chunk.xt = cursor.take<float>(shape.padded_k * kBoth);
       chunk.xt_words = copy(chunk.xt, shape.padded_k / pair * kBoth);
+      chunk.x_words = copy(chunk.xt, shape.padded_k * kBoth / pair);
       chunk.gram = cursor.take<float>(kTokens * kBoth);
       chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
+      chunk.solve = cursor.take<float>(square);
+      chunk.solve_words = copy(chunk.solve, square / pair);
     }
     gates = cursor.take<Gates>(shape.chunks_per_segment);
+    rows = cursor.take<float>(kTokens * shape.row_k);
     states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
-    d_state = cursor.take<float>(shape.state());
+    for (float*& d_state : d_states) d_state = cursor.take<float>(shape.state());
     errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
-    state_words = copy(nullptr, shape.state() / pair);
+    state_panel = cursor.take<float>(panel_state);
+    state_words = copy(nullptr, panel_state / pair);
     state_rows = copy(nullptr, shape.state() / pair);
-    error_words = copy(nullptr, shape.errors() / pair);
-    weighted = cursor.take<Word>(shape.errors());
     panel = cursor.take<float>(kTokens * kPanel);
     panel_words = copy(panel, kTokens / pair * kPanel);
-    d_o = cursor.take<Word>(shape.errors());
-    y = cursor.take<Word>(2 * shape.errors());
+    weighted = cursor.take<Word>(kTokens * kPanel);
+    d_o = cursor.take<Word>(kTokens * kPanel);
+    y = cursor.take<Word>(kBoth * kPanel);
     zt = cursor.take<Word>(shape.padded_v * kBoth);
     et = cursor.take<Word>(shape.padded_v * kTokens);
     rt = cursor.take<float>(kTokens * kBoth);
@@ -247,10 +300,8 @@ struct BackwardScratch {
     r = cursor.take<Word>(kBoth * kTokens);
     flow = cursor.take<float>(square);
     between = cursor.take<float>(square);
-    solve = cursor.take<float>(square);
     reverse_solve = cursor.take<float>(square);
     scores = cursor.take<float>(square);
-    solve_words = copy(solve, square / pair);
     reverse_words = copy(reverse_solve, square / pair);
     scores_words = copy(scores, square / pair);
     beta_sums = cursor.take<float>(kTokens * kWidth);

@@ -1,6 +1,8 @@
 // What the value heads of a q/k head share in one chunk: Q and K in the layouts of the products, their Gram matrix, and at the
 // end the gradients of their rows. Included after chunk_backward_blocks.inl.
 
+FLASHQLA_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
 template <class Dot>
 struct BackwardRun {
   const BackwardItem& item;
@@ -8,17 +10,19 @@ struct BackwardRun {
   const InputArguments& inputs;
   const BackwardShape& shape;
   BackwardScratch<Dot> scratch;
+  RowPrefetch& prefetch;
   std::int64_t batch, begin, length;
   std::int64_t panels;   // of V
   std::int64_t steps_k;  // words along K
   std::int64_t segments;
 
-  explicit BackwardRun(const BackwardItem& item_)
+  BackwardRun(const BackwardItem& item_, RowPrefetch& prefetch_)
       : item(item_),
         arguments(item_.arguments),
         inputs(arguments.inputs),
         shape(item_.shape),
         scratch(shape, item_.scratch),
+        prefetch(prefetch_),
         batch(inputs.sequences.batch(item_.sequence)),
         begin(inputs.sequences.begin(item_.sequence)),
         length(inputs.sequences.length(item_.sequence)),
@@ -28,7 +32,7 @@ struct BackwardRun {
 
   /// One past the last chunk of a segment.
   std::int64_t end_of_segment(std::int64_t segment) const {
-    return std::min((segment + 1) * shape.chunks_per_segment, (length + kTokens - 1) / kTokens);
+    return smaller((segment + 1) * shape.chunks_per_segment, (length + kTokens - 1) / kTokens);
   }
   std::int64_t head_v(std::int64_t member) const { return item.head_qk * shape.group + member; }
   double norm_eps() const { return inputs.problem.qk_l2norm ? inputs.problem.l2norm_eps : -1.0; }
@@ -53,19 +57,17 @@ struct ChunkPlace {
 template <class Dot>
 ChunkPlace chunk_at(const BackwardRun<Dot>& run, std::int64_t index) {
   const std::int64_t position = index * kTokens;
-  return {index, index % run.shape.chunks_per_segment, position, run.begin + position,
-          std::min<std::int64_t>(kTokens, run.length - position)};
+  return {index, index % run.shape.chunks_per_segment, position, run.begin + position, smaller(kTokens, run.length - position)};
 }
 
-/// Rows of q (half 0) or k (half 1): x, x_words, xt, xt_words.
+/// Rows of q (half 0) or k (half 1): xt and its copies.
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const ConstTokenView& view,
                                     std::int64_t half) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const std::int64_t row_k = run.shape.row_k, padded_k = run.shape.padded_k, head = run.item.head_qk;
-  float* x = chunk.x + half * kTokens * row_k;
   for (std::int64_t t = 0; t < kTokens; ++t) {
-    float* row = x + t * row_k;
+    float* row = run.scratch.rows + t * row_k;
     if (t < place.tokens) {
       load_row(view.row(run.batch, place.token + t, head), view.dtype, run.shape.dim_k, padded_k, row);
       if (run.norm_eps() >= 0.0) normalise_row(row, padded_k, run.norm_eps());
@@ -73,10 +75,13 @@ FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlac
       for (std::int64_t i = 0; i < padded_k; i += kWidth) store(row + i, zero());
     }
   }
-  transpose_matrix(x, kTokens, padded_k, row_k, chunk.xt + half * kTokens, kBoth);
+  float* xt = chunk.xt + half * kTokens;
+  transpose_matrix(run.scratch.rows, kTokens, padded_k, row_k, xt, kBoth);
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(x, kTokens, padded_k, row_k, chunk.x_words + half * kTokens / Dot::kPair * row_k, row_k);
-    Packing<Dot>::transposed(x, kTokens, padded_k, row_k, chunk.xt_words + half * kTokens, kBoth);
+    Packing<Dot>::transposed(run.scratch.rows, kTokens, padded_k, row_k, chunk.xt_words + half * kTokens, kBoth);
+    for (std::int64_t k = 0; k < padded_k; ++k) {
+      Packing<Dot>::row_words(xt + k * kBoth, kTokens, chunk.x_words + (2 * k + half) * kTokenWords<Dot>);
+    }
   }
 }
 
@@ -124,27 +129,24 @@ FLASHQLA_NOINLINE void finish_rows(const BackwardRun<Dot>& run, const ChunkPlace
   const std::int64_t padded_k = run.shape.padded_k, dim_k = run.shape.dim_k, head = run.item.head_qk;
   constexpr std::int64_t kRow = kMaxHeadDim + kWidth;  // not a multiple of a power of two: 16 rows would fall on few L1 sets
   alignas(64) float rows[kWidth * kRow];
-  alignas(64) float x[kMaxHeadDim];
+  alignas(64) float y[kMaxHeadDim];
   for (std::int64_t t0 = 0; t0 < place.tokens; t0 += kWidth) {
     transpose_matrix(chunk.gradient + half * kTokens + t0, padded_k, kWidth, kBoth, rows, kRow);
-    for (std::int64_t t = t0; t < std::min<std::int64_t>(t0 + kWidth, place.tokens); ++t) {
-      const float* dy = rows + (t - t0) * kRow;
-      const float* y = chunk.x + (half * kTokens + t) * run.shape.row_k;
+    for (std::int64_t t = t0; t < smaller(t0 + kWidth, place.tokens); ++t) {
+      float* dy = rows + (t - t0) * kRow;
       Vec dot = zero(), factor = set1(1.0f);
       if (run.norm_eps() >= 0.0) {
-        load_row(view.row(run.batch, place.token + t, head), view.dtype, dim_k, padded_k, x);
-        factor = set1(normalise_row(x, padded_k, run.norm_eps()));
+        load_row(view.row(run.batch, place.token + t, head), view.dtype, dim_k, padded_k, y);
+        factor = set1(normalise_row(y, padded_k, run.norm_eps()));
         for (std::int64_t i = 0; i < dim_k; i += kWidth) {  // past dim_k the rows of `gradient` hold anything
           dot = fmadd(first_lanes(load(dy + i), lanes_left(dim_k, i)), load(y + i), dot);
         }
         dot = set1(sum(dot));
       }
-      std::byte* out = d_view.row(run.batch, place.token + t, head);
-      for (std::int64_t i = 0; i < dim_k; i += kWidth) {
-        Vec dx = load(dy + i);
-        if (run.norm_eps() >= 0.0) dx = mul(factor, fnmadd(dot, load(y + i), dx));
-        store_any(out, d_view.dtype, i, lanes_left(dim_k, i), dx);
+      for (std::int64_t i = 0; run.norm_eps() >= 0.0 && i < dim_k; i += kWidth) {
+        store(dy + i, mul(factor, fnmadd(dot, load(y + i), load(dy + i))));
       }
+      store_row(dy, dim_k, d_view.dtype, d_view.row(run.batch, place.token + t, head));
     }
   }
 }

@@ -40,31 +40,28 @@ FLASHQLA_NOINLINE void prepare_reverse(const BackwardRun<Dot>& run, const ChunkP
   }
 }
 
-/// d_o, the upper half of y, the left half of zt.
+/// Of panel p: d_o, the upper half of y, the left half of zt.
 template <class Dot>
-FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head) {
+FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
+                                   std::int64_t p) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float scale = static_cast<float>(run.inputs.scale);
   const std::int64_t rows = run.arguments.d_o.present() ? place.tokens : 0;
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    float* panel = Packing<Dot>::kCopies ? scratch.panel : reinterpret_cast<float*>(scratch.d_o + p * kTokens * kPanel);
-    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
-      Block c;
-      load_rows_block(run.arguments.d_o, run.batch, place.token + t0, head, rows - t0, run.shape.dim_v, p * kPanel, c);
-      store_block(panel + t0 * kPanel, kPanel, c);
-      if constexpr (Packing<Dot>::kCopies) {
-        Packing<Dot>::rows(c, scratch.d_o + (p * kTokens + t0) / Dot::kPair * kPanel, kPanel);
-      }
+  float* panel = Packing<Dot>::kCopies ? scratch.panel : reinterpret_cast<float*>(scratch.d_o);
+  for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+    Block c;
+    load_rows_block(run.arguments.d_o, run.batch, place.token + t0, head, rows - t0, run.shape.dim_v, p * kPanel, c);
+    store_block(panel + t0 * kPanel, kPanel, c);
+    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(c, scratch.d_o + t0 / Dot::kPair * kPanel, kPanel);
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kBlock; ++r) {
+      const Vec factor = set1(scale * gates.decay[t0 + r]);
       FLASHQLA_UNROLL
-      for (int r = 0; r < kBlock; ++r) {
-        const Vec factor = set1(scale * gates.decay[t0 + r]);
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
-      }
-      Packing<Dot>::rows(c, scratch.y + (p * kBoth + t0) / Dot::kPair * kPanel, kPanel);
+      for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
     }
-    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth, kBoth);
+    Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
   }
+  Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth, kBoth);
 }
 
 /// kBlock rows of the transposed substitution: contributions of rows after t0 + kBlock - 1 have been subtracted.
@@ -89,7 +86,7 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
   FLASHQLA_UNROLL
   for (int r = 0; r < kBlock; ++r) {
     const Vec beta = set1(gates.beta[t0 + r]);
-    const float* e = errors + (p * kTokens + t0 + r) * kPanel;
+    const float* e = errors + (t0 + r) * kPanel;
     float* sums = scratch.beta_sums + (t0 + r) * kWidth;
     Vec sum = p == 0 ? zero() : load(sums);
     FLASHQLA_UNROLL
@@ -108,50 +105,44 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
   }
-  Packing<Dot>::rows(c, scratch.y + (p * kBoth + kTokens + t0) / Dot::kPair * kPanel, kPanel);
+  Packing<Dot>::rows(c, scratch.y + (kTokens + t0) / Dot::kPair * kPanel, kPanel);
 }
 
-/// D, and from it d_v, dbeta, the lower half of y and the right half of zt.
+/// Of panel p: D, and from it d_v, dbeta, the lower half of y and the right half of zt; et.
 template <class Dot>
 FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
-                               const float* errors, const float* d_state) {
+                               std::int64_t p, const float* errors, const float* d_state) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
-  const Word* xt = scratch.chunks[place.in_segment].xt_words;
-  const Word* words = state_as_words(run, d_state);
+  const Word* keys = scratch.chunks[place.in_segment].xt_words + kTokens;
+  const Word* words = panel_as_words(run, d_state);
   float* panel = scratch.panel;
   Word* panel_words = scratch.panel_words;
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    const Word* d_o = scratch.d_o + p * kTokens / Dot::kPair * kPanel;
-    for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
-      Block d;
-      clear(d);
-      if (t0 < place.tokens) {
-        multiply<Dot, 2>(operands<Dot>(xt + kTokens + t0, 1, kBoth, words + p * run.shape.padded_k / Dot::kPair * kPanel, kPanel),
-                         run.steps_k, d);
+  for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
+    Block d;
+    clear(d);
+    if (t0 < place.tokens) {
+      multiply<Dot, 2>(operands<Dot>(keys + t0, 1, kBoth, words, kPanel), run.steps_k, d);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        const Vec rest = set1(gates.rest[t0 + r]);
         FLASHQLA_UNROLL
-        for (int r = 0; r < kBlock; ++r) {
-          const Vec rest = set1(gates.rest[t0 + r]);
-          FLASHQLA_UNROLL
-          for (int j = 0; j < kColumns; ++j) d[r][j] = mul(rest, d[r][j]);
-        }
-        constexpr std::int64_t kWords = kTokens / Dot::kPair;  // of a row of [token j][token i]
-        const std::int64_t here = t0 / Dot::kPair, after = (t0 + kBlock) / Dot::kPair;
-        multiply<Dot, 2>(operands<Dot>(scratch.scores_words + t0 * kWords + here, kWords, 1, d_o + here * kPanel, kPanel),
-                         kWords - here, d);
-        multiply<Dot, 2>(
-            operands<Dot>(scratch.reverse_words + t0 * kWords + after, kWords, 1, panel_words + after * kPanel, kPanel),
-            kWords - after, d);
-        substitute_back(scratch.reverse_solve, t0, d);
+        for (int j = 0; j < kColumns; ++j) d[r][j] = mul(rest, d[r][j]);
       }
-      store_block(panel + t0 * kPanel, kPanel, d);
-      if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(d, panel_words + t0 / Dot::kPair * kPanel, kPanel);
-      finish_d(run, place, gates, head, errors, p, t0, d);
+      const std::int64_t here = t0 / Dot::kPair, after = (t0 + kBlock) / Dot::kPair, row = kTokenWords<Dot>;
+      multiply<Dot, 2>(operands<Dot>(scratch.scores_words + t0 * row + here, row, 1, scratch.d_o + here * kPanel, kPanel),
+                       row - here, d);
+      multiply<Dot, 2>(operands<Dot>(scratch.reverse_words + t0 * row + after, row, 1, panel_words + after * kPanel, kPanel),
+                       row - after, d);
+      substitute_back(scratch.reverse_solve, t0, d);
     }
-    Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth + kTokens, kBoth);
-    Packing<Dot>::transposed(errors + p * kTokens * kPanel, kTokens, kPanel, kPanel, scratch.et + p * kPanelWords<Dot> * kTokens,
-                             kTokens);
+    store_block(panel + t0 * kPanel, kPanel, d);
+    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(d, panel_words + t0 / Dot::kPair * kPanel, kPanel);
+    finish_d(run, place, gates, head, errors, p, t0, d);
+    run.prefetch.step();
   }
+  Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth + kTokens, kBoth);
+  Packing<Dot>::transposed(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanelWords<Dot> * kTokens, kTokens);
 }
 
 /// rt = [dP^T | dKK^T] and flow, the gradient of log Gam below the diagonal.
@@ -200,8 +191,6 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
                                         std::int64_t member, const typename Dot::B* state, float* rows_dot) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
-  const std::int64_t row_k = run.shape.row_k;
-  const auto* keys = chunk.x_words + kTokens / Dot::kPair * row_k;
   const Vec scale = set1(static_cast<float>(run.inputs.scale));
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
@@ -211,6 +200,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                                 scratch.zt + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
                                   kPanelWords<Dot>, c);
+        run.prefetch.step();
       }
       const Vec decay = load(gates.decay + l * kWidth);
       const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
@@ -223,7 +213,8 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         dot = fmadd(load(x), c[r][0], fmadd(load(x + kTokens), c[r][1], dot));
       }
       store(rows_dot + l * kWidth, dot);
-      multiply<Dot, 2, kTokens>(operands<Dot>(keys + k0, 1, row_k, scratch.rt_words + l * kWidth, kBoth),
+      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.x_words + (2 * k0 + 1) * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1,
+                                              scratch.rt_words + l * kWidth, kBoth),
                                 (l + 1) * kWidth / Dot::kPair, c);
       FLASHQLA_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -241,8 +232,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
                                         const typename Dot::B* d_state, float* writes_dot) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
-  constexpr std::int64_t kHalf = kTokens / Dot::kPair;  // rows of words of Q in x, of dP in r
-  const std::int64_t row_k = run.shape.row_k;
+  constexpr std::int64_t kHalf = kTokenWords<Dot>;  // words of Q in a row of x, rows of words of dP in r
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
       Rows<kRows> c;
@@ -251,6 +241,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                        scratch.et + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
                          kPanelWords<Dot>, c);
+        run.prefetch.step();
       }
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) {
@@ -265,11 +256,11 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
         store(writes_dot + at, dot);
       }
       for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
-        const auto* x = chunk.x_words + half * kHalf * row_k + k0;
+        const auto* x = chunk.x_words + (2 * k0 + half) * kHalf;
         const auto* r = scratch.r + half * kHalf * kTokens + l * kWidth;
         const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
-        multiply<Dot, 1>(operands<Dot>(x + first * row_k, 1, row_k, r + first * kTokens, kTokens), second - first, c);
-        multiply<Dot, 2>(operands<Dot>(x + second * row_k, 1, row_k, r + second * kTokens, kTokens), kHalf - second, c);
+        multiply<Dot, 1>(operands<Dot>(x + first, 2 * kHalf, 1, r + first * kTokens, kTokens), second - first, c);
+        multiply<Dot, 2>(operands<Dot>(x + second, 2 * kHalf, 1, r + second * kTokens, kTokens), kHalf - second, c);
       }
       FLASHQLA_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -281,31 +272,30 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
   });
 }
 
-/// dS before the chunk into `to`, which may be `state` or `d_state`. Returns <dS', S>.
+/// A panel of dS before the chunk into `to`. Returns its part of <dS', S>.
 template <class Dot>
 FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
                                       const float* state, const float* d_state, float* to) {
-  const std::int64_t row_k = run.shape.row_k;
   const auto* x = run.scratch.chunks[place.in_segment].x_words;
   const Vec total = set1(gates.total);
   Vec dot[kColumns] = {zero(), zero()};
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    const auto* y = run.scratch.y + p * kBoth / Dot::kPair * kPanel;
-    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-      const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
-      Rows<kRows> c;
-      load_block(d_state + at, kPanel, c);
+  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
+    const std::int64_t at = k0 * kPanel;
+    Rows<kRows> c;
+    load_block(d_state + at, kPanel, c);
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
       FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) {
-          dot[j] = fmadd(c[r][j], load(state + at + r * kPanel + j * kWidth), dot[j]);
-          c[r][j] = mul(total, c[r][j]);
-        }
+      for (int j = 0; j < kColumns; ++j) {
+        dot[j] = fmadd(c[r][j], load(state + at + r * kPanel + j * kWidth), dot[j]);
+        c[r][j] = mul(total, c[r][j]);
       }
-      multiply<Dot, 2>(operands<Dot>(x + k0, 1, row_k, y, kPanel), kBoth / Dot::kPair, c);
-      store_block(to + at, kPanel, c);
-    });
-  }
+    }
+    multiply<Dot, 2>(operands<Dot>(x + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.y, kPanel),
+                     2 * kTokenWords<Dot>, c);
+    store_block(to + at, kPanel, c);
+    run.prefetch.step();
+    run.prefetch.step();
+  });
   return sum(add(dot[0], dot[1]));
 }

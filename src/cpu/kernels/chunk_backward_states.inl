@@ -18,7 +18,8 @@ FLASHQLA_INLINE Vec decay_since(const Gates& gates, std::int64_t j, std::int64_t
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
   const Vec numbers = lane_numbers();
-  const float* gram = run.scratch.chunks[place.in_segment].gram;
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  const float* gram = chunk.gram;
   for (std::int64_t j = 0; j < kTokens; ++j) {
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
       Vec a = zero();
@@ -26,22 +27,22 @@ FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPla
         const Vec factor = mul(decay_since(gates, j, l), load(gram + j * kBoth + kTokens + l * kWidth));
         a = from_token(mul(set1(-gates.beta[j]), factor), l, j + 1, numbers);
       }
-      store(run.scratch.solve + j * kTokens + l * kWidth, a);
+      store(chunk.solve + j * kTokens + l * kWidth, a);
     }
   }
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(run.scratch.solve, kTokens, kTokens, kTokens, run.scratch.solve_words, kTokens);
+    Packing<Dot>::row_pairs(chunk.solve, kTokens, kTokens, kTokens, chunk.solve_words, kTokens);
   }
 }
 
-/// A state with its rows in pairs, as a B operand.
+/// A panel of a state with its rows in pairs, as a B operand.
 template <class Dot>
-FLASHQLA_INLINE const typename Dot::B* state_as_words(const BackwardRun<Dot>& run, const float* state) {
+FLASHQLA_INLINE const typename Dot::B* panel_as_words(const BackwardRun<Dot>& run, const float* panel) {
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(state, run.panels * run.shape.padded_k, kPanel, kPanel, run.scratch.state_words, kPanel);
+    Packing<Dot>::row_pairs(panel, run.shape.padded_k, kPanel, kPanel, run.scratch.state_words, kPanel);
     return run.scratch.state_words;
   } else {
-    return state;
+    return panel;
   }
 }
 
@@ -58,8 +59,7 @@ FLASHQLA_INLINE const typename Dot::B* state_rows_as_words(const BackwardRun<Dot
 
 /// weighted <- rest beta e for kBlock tokens of a panel.
 template <class Dot>
-FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& gates, std::int64_t panel, std::int64_t t0,
-                                    const Block& e) {
+FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& gates, std::int64_t t0, const Block& e) {
   Block w;
   FLASHQLA_UNROLL
   for (int r = 0; r < kBlock; ++r) {
@@ -67,17 +67,16 @@ FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& ga
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) w[r][j] = mul(factor, e[r][j]);
   }
-  Packing<Dot>::rows(w, run.scratch.weighted + (panel * kTokens + t0) / Dot::kPair * kPanel, kPanel);
+  Packing<Dot>::rows(w, run.scratch.weighted + t0 / Dot::kPair * kPanel, kPanel);
 }
 
+/// `weighted` of a panel whose errors are known.
 template <class Dot>
 FLASHQLA_NOINLINE void weigh_errors(const BackwardRun<Dot>& run, const Gates& gates, const float* errors) {
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
-      Block e;
-      load_block(errors + (p * kTokens + t0) * kPanel, kPanel, e);
-      store_weighted(run, gates, p, t0, e);
-    }
+  for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+    Block e;
+    load_block(errors + t0 * kPanel, kPanel, e);
+    store_weighted(run, gates, t0, e);
   }
 }
 
@@ -94,63 +93,56 @@ FLASHQLA_INLINE void substitute(const float* solve, std::int64_t t0, Block& e) {
   }
 }
 
-/// Errors of the chunk from the state before it, and `weighted` for the next state.
+/// Errors of panel p of the chunk from that panel of the state before it, and `weighted` for the next state.
 template <class Dot>
 FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
-                                    const float* state, float* errors) {
+                                    std::int64_t p, const float* state, float* errors) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
-  const Word* xt = scratch.chunks[place.in_segment].xt_words;
-  const Word* words = state_as_words(run, state);
-  prepare_solve(run, place, gates);
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    float* e_panel = errors + p * kTokens * kPanel;
-    Word* e_words = Packing<Dot>::kCopies ? scratch.panel_words : reinterpret_cast<Word*>(e_panel);
-    for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
-      Block e, v;
-      clear(e);
-      if (t0 < place.tokens) {
-        multiply<Dot, 2>(operands<Dot>(xt + kTokens + t0, 1, kBoth, words + p * run.shape.padded_k / Dot::kPair * kPanel, kPanel),
-                         run.steps_k, e);
-        load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
+  const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
+  const Word* words = panel_as_words(run, state);
+  Word* e_words = Packing<Dot>::kCopies ? scratch.panel_words : reinterpret_cast<Word*>(errors);
+  for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
+    Block e, v;
+    clear(e);
+    if (t0 < place.tokens) {
+      multiply<Dot, 2>(operands<Dot>(chunk.xt_words + kTokens + t0, 1, kBoth, words, kPanel), run.steps_k, e);
+      load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kBlock; ++r) {
+        const Vec decay = set1(gates.decay[t0 + r]);
         FLASHQLA_UNROLL
-        for (int r = 0; r < kBlock; ++r) {
-          const Vec decay = set1(gates.decay[t0 + r]);
-          FLASHQLA_UNROLL
-          for (int j = 0; j < kColumns; ++j) e[r][j] = fnmadd(decay, e[r][j], v[r][j]);
-        }
-        multiply<Dot, 2>(operands<Dot>(scratch.solve_words + t0, 1, kTokens, e_words, kPanel), t0 / Dot::kPair, e);
-        substitute(scratch.solve, t0, e);
+        for (int j = 0; j < kColumns; ++j) e[r][j] = fnmadd(decay, e[r][j], v[r][j]);
       }
-      store_block(e_panel + t0 * kPanel, kPanel, e);
-      if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(e, e_words + t0 / Dot::kPair * kPanel, kPanel);
-      store_weighted(run, gates, p, t0, e);
+      multiply<Dot, 2>(operands<Dot>(chunk.solve_words + t0, 1, kTokens, e_words, kPanel), t0 / Dot::kPair, e);
+      substitute(chunk.solve, t0, e);
     }
+    store_block(errors + t0 * kPanel, kPanel, e);
+    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(e, e_words + t0 / Dot::kPair * kPanel, kPanel);
+    store_weighted(run, gates, t0, e);
+    run.prefetch.step();
   }
 }
 
-/// S' from S and `weighted`. `to` may be `from`.
+/// A panel of S' from that of S and `weighted`. `to` may be `from`.
 template <class Dot>
 FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* from,
                                      float* to) {
-  const std::int64_t row_k = run.shape.row_k;
-  const typename Dot::B* keys = run.scratch.chunks[place.in_segment].x_words + kTokens / Dot::kPair * row_k;
+  const auto* keys = run.scratch.chunks[place.in_segment].x_words + kTokenWords<Dot>;
   const Vec total = set1(gates.total);
-  for (std::int64_t p = 0; p < run.panels; ++p) {
-    const typename Dot::B* weighted = run.scratch.weighted + p * kTokens / Dot::kPair * kPanel;
-    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-      const std::int64_t at = (p * run.shape.padded_k + k0) * kPanel;
-      Rows<kRows> c;
-      load_block(from + at, kPanel, c);
+  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
+    Rows<kRows> c;
+    load_block(from + k0 * kPanel, kPanel, c);
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
       FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) c[r][j] = mul(total, c[r][j]);
-      }
-      multiply<Dot, 2>(operands<Dot>(keys + k0, 1, row_k, weighted, kPanel), kTokens / Dot::kPair, c);
-      store_block(to + at, kPanel, c);
-    });
-  }
+      for (int j = 0; j < kColumns; ++j) c[r][j] = mul(total, c[r][j]);
+    }
+    multiply<Dot, 2>(operands<Dot>(keys + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.weighted, kPanel),
+                     kTokenWords<Dot>, c);
+    store_block(to + k0 * kPanel, kPanel, c);
+    run.prefetch.step();
+  });
 }
 
 /// A head's matrix of the caller (rows of K or of V) to panels, or zero.
@@ -191,4 +183,10 @@ inline void store_state(const BackwardRun<Dot>& run, const MutableStateView& vie
       store_any(first + i * row_bytes, view.dtype, j, lanes_left(columns, j), load(row + j));
     }
   }
+}
+
+template <class Dot>
+inline void copy_state(const BackwardRun<Dot>& run, const float* from, float* to) {
+  const std::int64_t size = run.panels * run.shape.padded_k * kPanel;
+  for (std::int64_t i = 0; i < size; i += kWidth) store(to + i, load(from + i));
 }
