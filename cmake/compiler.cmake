@@ -5,6 +5,8 @@ if(FLASHQLA_WERROR)
   target_compile_options(flashqla_flags INTERFACE -Werror)
 endif()
 if(FLASHQLA_FUZZ)
-  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  # Without the null and pointer-overflow checks, which the address sanitizer mostly covers: with them clang 14 takes minutes on a kernel.
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize=null,pointer-overflow -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
   add_link_options(-fsanitize=address,undefined)
 endif()
