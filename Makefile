@@ -49,7 +49,7 @@ demo: build  ## train and run a small language model on real text (about three m
 
 bench: setup  ## measure: table, JSON and plot in bench/results
 	@$(CONFIGURE) $(RELEASE) -DFLASHQLA_BENCH=ON
-	@$(CMAKE) --build build/release -j $(JOBS)
+	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla_bench flashqla_torch
 	@$(VENV)/python bench/bench.py --program build/release/bench/flashqla_bench $(BENCH_OPTIONS)
 
 asan: setup-tests  ## the C++ tests under the address and undefined-behaviour sanitizers
