@@ -94,24 +94,6 @@ inline void prepare_tokens(const InputArguments& in, const SlabPlace& place, std
   prepared.first = first;
 }
 
-/// Between the sweeps: e and o of the slab's columns.
-inline void finish_columns(const RecurrentForwardArguments& arguments, const SlabPlace& place, std::int64_t token,
-                           const RecurrentScratch& scratch, const PreparedTokens& prepared, std::int64_t t) {
-  const InputArguments& in = arguments.inputs;
-  const std::int64_t batch = in.sequences.batch(place.sequence), row = in.sequences.begin(place.sequence) + token;
-  const std::byte* v = in.v.row(batch, row, place.head);
-  std::byte* o = arguments.o.row(batch, row, place.head);
-  const auto scale = static_cast<float>(in.scale);
-  const Vec decay = set1(prepared.decay[t]), beta = set1(prepared.beta[t]);
-  const Vec state_part = set1(scale * prepared.decay[t]), new_part = set1(scale * prepared.k_dot_q[t]);
-  for (std::int64_t c = 0; c < place.columns; c += kWidth) {
-    const int n = lanes_left(place.columns, c);
-    const Vec e = mul(beta, fnmadd(decay, load(scratch.sum_k + c), load_any(v, in.v.dtype, place.column + c, n)));
-    store(scratch.e + c, e);
-    store_any(o, arguments.o.dtype, place.column + c, n, fmadd(new_part, e, mul(state_part, load(scratch.sum_q + c))));
-  }
-}
-
 inline void zero_columns(const RecurrentForwardArguments& arguments, const SlabPlace& place) {
   const Sequences& sequences = arguments.inputs.sequences;
   for (std::int64_t t = 0; t < sequences.length(place.sequence); ++t) {
@@ -136,25 +118,18 @@ inline SlabRows start_of_slab(const RecurrentForwardArguments& arguments, const 
   return scratch;
 }
 
-inline void sums_of(const SlabShape& shape, const SlabRows& slab, Source source, const float* k, const float* q,
-                    const RecurrentScratch& scratch) {
-  if (slab.dtype == DType::bf16) return sweep_sums<Bf16Rows, Source::memory>(shape, slab, k, q, scratch.sum_k, scratch.sum_q);
-  if (slab.dtype == DType::f16) return sweep_sums<F16Rows, Source::memory>(shape, slab, k, q, scratch.sum_k, scratch.sum_q);
-  if (source == Source::memory) return sweep_sums<F32Rows, Source::memory>(shape, slab, k, q, scratch.sum_k, scratch.sum_q);
-  sweep_sums<F32Rows, Source::cache>(shape, slab, k, q, scratch.sum_k, scratch.sum_q);
-}
-
 /// Either side is f32, or both have one dtype.
-inline void update_slab(const SlabShape& shape, const SlabRows& from, const SlabRows& to, const float* k, const float* e,
-                        float decay) {
+inline void step_slab_of_any(const SlabShape& shape, const SlabRows& from, Source source, const SlabRows& to,
+                             const TokenStep& step) {
   const bool from_f32 = from.dtype == DType::f32, to_f32 = to.dtype == DType::f32;
-  if (from_f32 && to_f32) return sweep_update<F32Rows, F32Rows>(shape, from, to, k, e, decay);
-  if (from.dtype == DType::bf16 && to_f32) return sweep_update<Bf16Rows, F32Rows>(shape, from, to, k, e, decay);
-  if (from.dtype == DType::f16 && to_f32) return sweep_update<F16Rows, F32Rows>(shape, from, to, k, e, decay);
-  if (from_f32 && to.dtype == DType::bf16) return sweep_update<F32Rows, Bf16Rows>(shape, from, to, k, e, decay);
-  if (from_f32 && to.dtype == DType::f16) return sweep_update<F32Rows, F16Rows>(shape, from, to, k, e, decay);
-  if (to.dtype == DType::bf16) return sweep_update<Bf16Rows, Bf16Rows>(shape, from, to, k, e, decay);
-  sweep_update<F16Rows, F16Rows>(shape, from, to, k, e, decay);
+  if (from_f32 && to_f32 && source == Source::memory) return step_slab<F32Rows, F32Rows, Source::memory>(shape, from, to, step);
+  if (from_f32 && to_f32) return step_slab<F32Rows, F32Rows, Source::cache>(shape, from, to, step);
+  if (from_f32 && to.dtype == DType::bf16) return step_slab<F32Rows, Bf16Rows, Source::cache>(shape, from, to, step);
+  if (from_f32) return step_slab<F32Rows, F16Rows, Source::cache>(shape, from, to, step);
+  if (from.dtype == DType::bf16 && to_f32) return step_slab<Bf16Rows, F32Rows, Source::memory>(shape, from, to, step);
+  if (from.dtype == DType::bf16) return step_slab<Bf16Rows, Bf16Rows, Source::memory>(shape, from, to, step);
+  if (to_f32) return step_slab<F16Rows, F32Rows, Source::memory>(shape, from, to, step);
+  step_slab<F16Rows, F16Rows, Source::memory>(shape, from, to, step);
 }
 
 /// Where the state after a token goes: `kept` and `end` are its destinations (null data: none). Straight to the caller's memory
@@ -191,12 +166,26 @@ inline void run_slab(const RecurrentForwardArguments& arguments, const SlabPlace
     const std::int64_t kept_row = arguments.token_row(batch, in.sequences.begin(place.sequence) + token);
     if (kept_row >= 0) kept = caller_slab(arguments.token_states, kept_row, place.head, place.column);
 
-    const float *k = scratch.k + t * scratch.padded_k, *q = scratch.q + t * scratch.padded_k;
-    sums_of(shape, slab, source, k, q, scratch);
-    finish_columns(arguments, place, token, scratch, prepared, t);
-    if (tokens_left == 0 && kept.data == nullptr && end.data == nullptr) return;  // nobody wants the state
-    const SlabRows to = update_target(shape, slab, kept, end, tokens_left, scratch_slab);
-    update_slab(shape, slab, to, k, scratch.e, prepared.decay[t]);
+    const std::int64_t row = in.sequences.begin(place.sequence) + token;
+    TokenStep step;
+    step.k = scratch.k + t * scratch.padded_k;
+    step.q = scratch.q + t * scratch.padded_k;
+    step.decay = prepared.decay[t];
+    step.beta = prepared.beta[t];
+    step.scale = static_cast<float>(in.scale);
+    step.k_dot_q = prepared.k_dot_q[t];
+    step.v = in.v.row(batch, row, place.head);
+    step.o = arguments.o.row(batch, row, place.head);
+    step.v_dtype = in.v.dtype;
+    step.o_dtype = arguments.o.dtype;
+    step.column = place.column;
+    step.columns = place.columns;
+    step.sum_k = scratch.sum_k;
+    step.sum_q = scratch.sum_q;
+    step.e = scratch.e;
+    const bool wanted = tokens_left > 0 || kept.data != nullptr || end.data != nullptr;
+    const SlabRows to = wanted ? update_target(shape, slab, kept, end, tokens_left, scratch_slab) : SlabRows{};
+    step_slab_of_any(shape, slab, source, to, step);
     if (kept.data != nullptr && to.data != kept.data) store_slab(shape, to, kept);
     slab = to;
     source = Source::cache;

@@ -24,9 +24,9 @@ struct F16Rows {
 
 /// Rows of a slab; `stride` in elements.
 struct SlabRows {
-  std::byte* data;
-  DType dtype;
-  std::int64_t stride;
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride = 0;
 };
 
 /// Rows and row length of a slab as the caller has it, and as the sweeps take it.
@@ -40,14 +40,12 @@ struct SlabShape {
 };
 
 inline constexpr int kDotRows = kWidth / 2;  // rows of a value_key slab at a time: with k and q, kWidth sums
-inline constexpr int kColumnVectors =
-    kRegisters / 4;  // vectors of columns of a key_value slab at a time: half the registers hold sums
-inline constexpr int kRowsAtOnce =
-    8;  // rows of a key_value slab before the next columns: keeps the accesses to memory nearly in order
+inline constexpr int kKeyRows = 8;           // rows of a key_value slab at a time, two vectors of columns after another
 
-/// Distance of the prefetches in the first sweep. States mostly come from memory; further ahead than half a page was slower
-/// (Xeon, 2 KB best of 1 to 64).
-inline constexpr std::int64_t kAheadBytes = 2048;
+/// Distance of the prefetches in the first sweep, which goes over eight rows (of 512 bytes, say) side by side. States mostly come
+/// from memory; a little more than the block at hand was best of 1 to 16 KB (Xeon, 2026: decode 1.08 and 1.22 times the time of
+/// an in-place pass; at 2 KB 1.23 and 1.25).
+inline constexpr std::int64_t kAheadBytes = 5120;
 enum class Source { memory, cache };
 
 inline SlabShape slab_shape(StateLayout layout, std::int64_t dim_k, std::int64_t columns) {
@@ -79,25 +77,7 @@ inline void store_slab(const SlabShape& shape, const SlabRows& from, const SlabR
   }
 }
 
-template <int kNumber>
-struct VectorCount {
-  static constexpr int kValue = kNumber;
-};
-
-/// Calls f(first column, VectorCount) so that blocks of kColumnVectors vectors and a smaller last one cover all columns.
-template <class Function>
-FLASHQLA_INLINE void for_column_blocks(std::int64_t padded_width, Function f) {
-  std::int64_t c = 0;
-  for (; c + kColumnVectors * kWidth <= padded_width; c += kColumnVectors * kWidth) f(c, VectorCount<kColumnVectors>{});
-  if (kColumnVectors > 4 && c + 4 * kWidth <= padded_width) {
-    f(c, VectorCount<4>{});
-    c += 4 * kWidth;
-  }
-  for (; c + 2 * kWidth <= padded_width; c += 2 * kWidth) f(c, VectorCount<2>{});
-  if (c < padded_width) f(c, VectorCount<1>{});
-}
-
-/// sum_k += k S and sum_q += q S over n rows, for kVectors vectors of columns; the sums start from zero if `first`.
+/// sum_k += k S and sum_q += q S over n rows, for kVectors vectors of columns.
 template <class Rows, Source kSource, int kVectors>
 FLASHQLA_INLINE void sum_columns(const typename Rows::Element* rows, std::int64_t stride, std::int64_t n, const float* k,
                                  const float* q, float* sum_k, float* sum_q) {
@@ -107,17 +87,19 @@ FLASHQLA_INLINE void sum_columns(const typename Rows::Element* rows, std::int64_
     from_k[j] = load(sum_k + j * kWidth);
     from_q[j] = load(sum_q + j * kWidth);
   }
-  for (std::int64_t i = 0; i < n; ++i, rows += stride) {
+  FLASHQLA_UNROLL
+  for (std::int64_t i = 0; i < n; ++i) {
+    const typename Rows::Element* row = rows + i * stride;
     if (kSource == Source::memory) {
-      constexpr std::int64_t kBytes = kVectors * kWidth * static_cast<std::int64_t>(sizeof(*rows));
+      constexpr auto kBytes = static_cast<std::int64_t>(kVectors * kWidth * sizeof(*row));
       FLASHQLA_UNROLL
       for (std::int64_t line = 0; line < kBytes; line += 64)
-        __builtin_prefetch(reinterpret_cast<const std::byte*>(rows) + kAheadBytes + line);
+        __builtin_prefetch(reinterpret_cast<const std::byte*>(row) + kAheadBytes + line);
     }
     const Vec k_i = set1(k[i]), q_i = set1(q[i]);
     FLASHQLA_UNROLL
     for (int j = 0; j < kVectors; ++j) {
-      const Vec s = Rows::read(rows + j * kWidth);
+      const Vec s = in_register(Rows::read(row + j * kWidth));
       from_k[j] = fmadd(k_i, s, from_k[j]);
       from_q[j] = fmadd(q_i, s, from_q[j]);
     }
@@ -127,6 +109,15 @@ FLASHQLA_INLINE void sum_columns(const typename Rows::Element* rows, std::int64_
     store(sum_k + j * kWidth, from_k[j]);
     store(sum_q + j * kWidth, from_q[j]);
   }
+}
+
+/// The same for all columns. n is at most kKeyRows; the caller passes that as a constant where it can.
+template <class Rows, Source kSource>
+FLASHQLA_INLINE void sum_all_columns(const typename Rows::Element* rows, std::int64_t stride, std::int64_t n, std::int64_t width,
+                                     const float* k, const float* q, float* sum_k, float* sum_q) {
+  std::int64_t c = 0;
+  for (; c + 2 * kWidth <= width; c += 2 * kWidth) sum_columns<Rows, kSource, 2>(rows + c, stride, n, k, q, sum_k + c, sum_q + c);
+  if (c < width) sum_columns<Rows, kSource, 1>(rows + c, stride, n, k, q, sum_k + c, sum_q + c);
 }
 
 /// sum_k = k S and sum_q = q S of kDotRows rows of a value_key slab.
@@ -146,7 +137,7 @@ FLASHQLA_INLINE void sum_rows(const typename Rows::Element* rows, std::int64_t s
     const Vec k_i = load(k + i), q_i = load(q + i);
     FLASHQLA_UNROLL
     for (int j = 0; j < kDotRows; ++j) {
-      const Vec s = Rows::read(rows + j * stride + i);
+      const Vec s = in_register(Rows::read(rows + j * stride + i));
       sums[j] = fmadd(k_i, s, sums[j]);
       sums[kDotRows + j] = fmadd(q_i, s, sums[kDotRows + j]);
     }
@@ -154,43 +145,84 @@ FLASHQLA_INLINE void sum_rows(const typename Rows::Element* rows, std::int64_t s
   store_halves(sum_k, sum_q, sum_each(sums));
 }
 
-/// The first sweep: sum_k = k S and sum_q = q S for every column.
-template <class Rows, Source kSource>
-inline void sweep_sums(const SlabShape& shape, const SlabRows& slab, const float* k, const float* q, float* sum_k, float* sum_q) {
-  const auto* data = reinterpret_cast<const typename Rows::Element*>(slab.data);
-  if (shape.layout == StateLayout::value_key) {
-    for (std::int64_t r = 0; r < shape.padded_rows; r += kDotRows)
-      sum_rows<Rows, kSource>(data + r * slab.stride, slab.stride, shape.padded_width, k, q, sum_k + r, sum_q + r);
-    return;
-  }
-  for (std::int64_t c = 0; c < shape.padded_width; c += kWidth) {
-    store(sum_k + c, zero());
-    store(sum_q + c, zero());
-  }
-  for (std::int64_t i = 0; i < shape.rows; i += kRowsAtOnce) {
-    const std::int64_t n = shape.rows - i < kRowsAtOnce ? shape.rows - i : kRowsAtOnce;
-    for_column_blocks(shape.padded_width, [&](std::int64_t c, auto count) FLASHQLA_INLINE_LAMBDA {
-      sum_columns<Rows, kSource, decltype(count)::kValue>(data + i * slab.stride + c, slab.stride, n, k + i, q + i, sum_k + c,
-                                                          sum_q + c);
-    });
+/// One token of one slab: what the step reads and writes besides the state.
+struct TokenStep {
+  const float *k, *q;
+  float decay, beta, scale, k_dot_q;
+  const std::byte* v;  // the token's row of the head
+  std::byte* o;
+  DType v_dtype, o_dtype;
+  std::int64_t column, columns;  // of the row: the slab's part
+  float *sum_k, *sum_q, *e;      // [columns, padded to kWidth]
+};
+
+/// Between the sweeps: e and o of columns [begin, end) of the slab.
+FLASHQLA_INLINE void finish_columns(const TokenStep& step, std::int64_t begin, std::int64_t end) {
+  const Vec decay = set1(step.decay), beta = set1(step.beta);
+  const Vec state_part = set1(step.scale * step.decay), new_part = set1(step.scale * step.k_dot_q);
+  for (std::int64_t c = begin; c < end; c += kWidth) {
+    const int n = lanes_left(end, c);
+    const Vec e = mul(beta, fnmadd(decay, load(step.sum_k + c), load_any(step.v, step.v_dtype, step.column + c, n)));
+    store(step.e + c, e);
+    store_any(step.o, step.o_dtype, step.column + c, n, fmadd(new_part, e, mul(state_part, load(step.sum_q + c))));
   }
 }
 
-/// The second sweep: to = decay * from + k^T e, last row first, since it was used last. `to` may be `from`.
+/// The second sweep: to = decay * from + across^T along for n rows, the last first, since it was used last. `to` may be `from`.
 template <class FromRows, class ToRows>
-inline void sweep_update(const SlabShape& shape, const SlabRows& from, const SlabRows& to, const float* k, const float* e,
-                         float decay) {
+FLASHQLA_INLINE void update_rows(const typename FromRows::Element* from, std::int64_t from_stride, typename ToRows::Element* to,
+                                 std::int64_t to_stride, std::int64_t n, std::int64_t width, const float* along,
+                                 const float* across, float decay) {
+  const Vec decay_all = set1(decay);
+  for (std::int64_t r = n - 1; r >= 0; --r) {
+    const auto* from_row = from + r * from_stride;
+    auto* to_row = to + r * to_stride;
+    const Vec row_factor = set1(across[r]);
+    const auto update = [&](std::int64_t i) FLASHQLA_INLINE_LAMBDA {
+      ToRows::write(to_row + i, fmadd(load(along + i), row_factor, mul(decay_all, FromRows::read(from_row + i))));
+    };
+    std::int64_t i = 0;
+    for (; i + 4 * kWidth <= width; i += 4 * kWidth) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < 4; ++j) update(i + j * kWidth);
+    }
+    for (; i < width; i += kWidth) update(i);
+  }
+}
+
+/// Both sweeps with what lies between. Null `to`: the new state is not wanted. A value_key slab is done kWidth rows at a time, so
+/// that the second sweep finds them in the first-level cache.
+template <class FromRows, class ToRows, Source kSource>
+inline void step_slab(const SlabShape& shape, const SlabRows& from, const SlabRows& to, const TokenStep& step) {
   const auto* from_data = reinterpret_cast<const typename FromRows::Element*>(from.data);
   auto* to_data = reinterpret_cast<typename ToRows::Element*>(to.data);
-  // Along a row: the factor that changes, and the one that stays.
-  const bool key_rows = shape.layout == StateLayout::key_value;
-  const float *along = key_rows ? e : k, *across = key_rows ? k : e;
-  const Vec decay_all = set1(decay);
-  for (std::int64_t r = shape.padded_rows - 1; r >= 0; --r) {
-    const auto* from_row = from_data + r * from.stride;
-    auto* to_row = to_data + r * to.stride;
-    const Vec row_factor = set1(across[r]);
-    for (std::int64_t i = 0; i < shape.padded_width; i += kWidth)
-      ToRows::write(to_row + i, fmadd(load(along + i), row_factor, mul(decay_all, FromRows::read(from_row + i))));
+  const std::int64_t rows = shape.padded_rows, width = shape.padded_width;
+  if (shape.layout == StateLayout::key_value) {
+    for (std::int64_t c = 0; c < width; c += kWidth) {
+      store(step.sum_k + c, zero());
+      store(step.sum_q + c, zero());
+    }
+    std::int64_t i = 0;
+    for (; i + kKeyRows <= rows; i += kKeyRows)
+      sum_all_columns<FromRows, kSource>(from_data + i * from.stride, from.stride, kKeyRows, width, step.k + i, step.q + i,
+                                         step.sum_k, step.sum_q);
+    if (i < rows)
+      sum_all_columns<FromRows, kSource>(from_data + i * from.stride, from.stride, rows - i, width, step.k + i, step.q + i,
+                                         step.sum_k, step.sum_q);
+    finish_columns(step, 0, step.columns);
+    if (to_data != nullptr)
+      update_rows<FromRows, ToRows>(from_data, from.stride, to_data, to.stride, rows, width, step.e, step.k, step.decay);
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; r += kWidth) {
+    const std::int64_t n = rows - r < kWidth ? rows - r : kWidth;
+    const auto* from_rows = from_data + r * from.stride;
+    for (std::int64_t i = 0; i < n; i += kDotRows)
+      sum_rows<FromRows, kSource>(from_rows + i * from.stride, from.stride, width, step.k, step.q, step.sum_k + r + i,
+                                  step.sum_q + r + i);
+    finish_columns(step, r, step.columns - r < n ? step.columns : r + n);
+    if (to_data != nullptr)
+      update_rows<FromRows, ToRows>(from_rows, from.stride, to_data + r * to.stride, to.stride, n, width, step.k, step.e + r,
+                                    step.decay);
   }
 }

@@ -20,6 +20,10 @@ FLASHQLA_INLINE __m256i first_lanes_mask(int n) {
 }
 
 FLASHQLA_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
+FLASHQLA_INLINE Vec in_register(Vec a) {
+  asm("" : "+x"(a));
+  return a;
+}
 FLASHQLA_INLINE void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes_mask(n)); }
 FLASHQLA_INLINE void store_partial(float* p, Vec a, int n) { _mm256_maskstore_ps(p, first_lanes_mask(n), a); }

@@ -30,6 +30,11 @@ FLASHQLA_INLINE __mmask16 first_lanes_mask(int n) {
 }
 
 FLASHQLA_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
+/// Keeps a loaded value in a register: gcc may otherwise load it again for each use.
+FLASHQLA_INLINE Vec in_register(Vec a) {
+  asm("" : "+v"(a));
+  return a;
+}
 FLASHQLA_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes_mask(n), p); }
 FLASHQLA_INLINE void store_partial(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes_mask(n), a); }

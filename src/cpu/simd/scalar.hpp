@@ -29,6 +29,7 @@ FLASHQLA_INLINE Vec load(const float* p) {
   __builtin_memcpy(&a, p, sizeof a);
   return a;
 }
+FLASHQLA_INLINE Vec in_register(Vec a) { return a; }
 FLASHQLA_INLINE void store(float* p, Vec a) { __builtin_memcpy(p, &a, sizeof a); }
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) {
   return lanes([&](int i) { return i < n ? p[i] : 0.0f; });
