@@ -1,6 +1,11 @@
 #include "bench/data.hpp"
 
+#include <sys/mman.h>
+
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <utility>
 
 #include "common/scalar.hpp"
@@ -24,13 +29,39 @@ void fill_unit_rows(Tensor& tensor, std::int64_t dim, Random& random) {
 
 }  // namespace
 
+LargePages::LargePages(std::size_t bytes) : bytes_(bytes) {
+  constexpr std::size_t kPage = std::size_t{2} << 20;
+  const std::size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  data_ = static_cast<std::byte*>(std::aligned_alloc(kPage, whole));
+  if (data_ == nullptr && whole > 0) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  madvise(data_, whole, MADV_HUGEPAGE);
+#endif
+  std::memset(data_, 0, whole);
+}
+
+LargePages::LargePages(const LargePages& other) : LargePages(other.bytes_) {
+  if (bytes_ > 0) std::memcpy(data_, other.data_, bytes_);
+}
+
+LargePages& LargePages::operator=(LargePages other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+LargePages::LargePages(LargePages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+LargePages::~LargePages() { std::free(data_); }
+
 Tensor::Tensor(DType dtype, std::vector<std::int64_t> sizes) : dtype_(dtype), sizes_(std::move(sizes)) {
-  bytes_.resize(static_cast<std::size_t>(count() * element_bytes(dtype_)));
+  memory_ = LargePages(static_cast<std::size_t>(count() * element_bytes(dtype_)));
 }
 
 TensorView Tensor::view() {
   TensorView view;
-  view.data = bytes_.data();
+  view.data = memory_.data();
   view.dtype = dtype_;
   view.rank = static_cast<int>(sizes_.size());
   std::int64_t stride = 1;
@@ -48,7 +79,7 @@ std::int64_t Tensor::count() const {
   return count;
 }
 
-void Tensor::store(std::int64_t index, double value) { store_scalar(bytes_.data(), dtype_, index, value); }
+void Tensor::store(std::int64_t index, double value) { store_scalar(memory_.data(), dtype_, index, value); }
 
 double Random::uniform() {
   state_ += 0x9e3779b97f4a7c15u;
