@@ -105,7 +105,7 @@ struct Plan {
   const detail::Implementation* chosen = nullptr;
 };
 
-/// `threads`: how many the later run() may use; more threads in its Parallel are not used.
+/// `threads`: how many the later run() may use, 1 to 1024; more threads in its Parallel are not used.
 /// Throws InvalidArgument, InvalidType or Unsupported.
 Plan<ChunkForward> plan(const ChunkForward& descriptor, int threads = 1);
 Plan<ChunkBackward> plan(const ChunkBackward& descriptor, int threads = 1);

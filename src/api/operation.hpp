@@ -1,6 +1,7 @@
 // What plan(), run() and explain() of the three operations share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -18,7 +19,7 @@ inline constexpr std::size_t kWorkspaceAlignment = 64;
 /// `check_bytes`: scratch of the checks, which run before the implementation and may use the same memory.
 template <class Descriptor>
 Plan<Descriptor> make_plan(const Descriptor& descriptor, int threads, std::size_t check_bytes) {
-  if (threads < 1) invalid("threads", "at least 1", std::to_string(threads));
+  if (threads < 1 || threads > kMaxThreads) invalid("threads", "1 to " + std::to_string(kMaxThreads), std::to_string(threads));
   const detail::Implementation& chosen = detail::choose(detail::implementations(), descriptor);
   const std::size_t run_bytes = detail::operation_of(chosen, descriptor).workspace_bytes(descriptor, threads);
   return {descriptor, chosen.name, run_bytes > check_bytes ? run_bytes : check_bytes, threads, &chosen};
@@ -52,7 +53,7 @@ void plan_and_run(const Descriptor& descriptor, const Tensors& tensors) {
     void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{kWorkspaceAlignment}); }
   };
   const Parallel parallel = own_pool();
-  const Plan<Descriptor> made = plan(descriptor, parallel.threads);
+  const Plan<Descriptor> made = plan(descriptor, std::min(parallel.threads, kMaxThreads));
   const std::unique_ptr<void, Free> memory(::operator new(made.workspace_bytes, std::align_val_t{kWorkspaceAlignment}));
   run(made, tensors, {memory.get(), made.workspace_bytes}, parallel);
 }

@@ -57,11 +57,14 @@ void check_sizes(const Problem& p) {
 /// Every size in bytes that the library or a caller derives from the descriptor must fit into int64.
 void check_overflow(const Problem& p) {
   constexpr std::int64_t kBytes = 8, kRowBytes = 16;  // the widest element; what the checks keep for each sequence or token
+  const std::int64_t batch = std::max<std::int64_t>(p.batch, 1), tokens = std::max<std::int64_t>(p.tokens, 1);
   const std::int64_t widest = std::max({p.dim_k, p.dim_v, kTokensPerChunk});
-  checked_product("batch * tokens * heads_v * dim", {p.batch, p.tokens, p.heads_v, widest, kBytes});
+  checked_product("batch * tokens * heads_v * dim", {batch, tokens, p.heads_v, widest, kBytes});
   checked_product("num_sequences * heads_v * dim_k * dim_v", {p.sequences(), p.heads_v, p.dim_k, p.dim_v, kBytes, kRowBytes});
   checked_product("batch * tokens / 64 * heads_v * dim_k * dim_v",
-                  {p.batch, p.tokens / kTokensPerChunk + 1, p.heads_v, p.dim_k, p.dim_v, kBytes, kRowBytes});
+                  {batch, tokens / kTokensPerChunk + 1, p.heads_v, p.dim_k, p.dim_v, kBytes, kRowBytes});
+  checked_product("tokens * dim_k * dim_v",
+                  {tokens, p.dim_k, p.dim_v, kBytes, 2, kMaxThreads});  // more than any implementation keeps a thread
 }
 
 enum class Operator { forward, backward };

@@ -6,6 +6,9 @@
 
 namespace flashqla::api {
 
+/// Threads that a plan may be made for: keeps the sizes of workspaces in range.
+inline constexpr int kMaxThreads = 1024;
+
 /// Check a descriptor (throws InvalidArgument or InvalidType) and return it with every default filled in: num_sequences, scale,
 /// max_sequence_tokens.
 ChunkForward resolved(const ChunkForward& descriptor);

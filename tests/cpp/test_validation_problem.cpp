@@ -130,7 +130,9 @@ TEST(ValidationProblem, MaxSequenceTokens) {
 
 TEST(ValidationProblem, Threads) {
   expect_throw<InvalidArgument>([] { plan(ChunkForward{.problem = small_problem()}, 0); },
-                                {"threads: expected at least 1, got 0"});
+                                {"threads: expected 1 to 1024, got 0"});
+  expect_throw<InvalidArgument>([] { plan(ChunkForward{.problem = small_problem()}, 1025); },
+                                {"threads: expected 1 to 1024, got 1025"});
 }
 
 TEST(ValidationProblem, SizesThatOverflow) {
@@ -141,6 +143,7 @@ TEST(ValidationProblem, SizesThatOverflow) {
                          {"expected a size in bytes below 2^63", "9223372036854775807"});
   expect_problem_refused([&](Problem& p) { p.tokens = 0, p.batch = INT64_MAX / 4; },
                          {"num_sequences * heads_v * dim_k * dim_v", "below 2^63"});
+  expect_problem_refused([&](Problem& p) { p.batch = 0, p.tokens = std::int64_t{1} << 57; }, {"below 2^63"});
   expect_problem_refused([&](Problem& p) { p.heads_v = INT64_MAX - 1; }, {"below 2^63"});
 }
 

@@ -28,7 +28,7 @@ class Arena {
       const auto i = static_cast<std::size_t>(d);
       if (view.sizes[i] <= 0) count = 0;
       if (count != 0) count *= view.sizes[i];
-      const __int128 reach = static_cast<__int128>(view.strides[i]) * (view.sizes[i] - 1);
+      const __int128 reach = static_cast<__int128>(view.strides[i]) * (static_cast<__int128>(view.sizes[i]) - 1);
       (reach < 0 ? low : high) += reach;
       if (count > kMaxBlockBytes || high - low > kMaxBlockBytes) return false;
     }
