@@ -141,7 +141,7 @@ TEST(ValidationProblem, SizesThatOverflow) {
   expect_problem_refused(spoil_tokens, {"batch * tokens * heads_v * dim: expected a size in bytes below 2^63", "1099511627776"});
   expect_problem_refused([&](Problem& p) { p.tokens = INT64_MAX; },
                          {"expected a size in bytes below 2^63", "9223372036854775807"});
-  expect_problem_refused([&](Problem& p) { p.tokens = 0, p.batch = INT64_MAX / 4; },
+  expect_problem_refused([&](Problem& p) { p.batch = 1, p.packed = true, p.num_sequences = INT64_MAX / 4; },
                          {"num_sequences * heads_v * dim_k * dim_v", "below 2^63"});
   expect_problem_refused([&](Problem& p) { p.batch = 0, p.tokens = std::int64_t{1} << 57; }, {"below 2^63"});
   expect_problem_refused([&](Problem& p) { p.heads_v = INT64_MAX - 1; }, {"below 2^63"});
