@@ -15,7 +15,7 @@ namespace {
 Case case_of(const std::string& text) { return parse_case("op=recurrent " + text); }
 
 /// Sizes that a slab holds exactly, that need several slabs, and that need padding.
-const std::vector<std::string> kSizes{"Hv=4 Hq=2 K=128 V=128", "Hv=2 K=256 V=200", "Hv=2 K=64 V=256", "Hv=3 K=20 V=36",
+const std::vector<std::string> kSizes{"Hv=2 K=128 V=128", "Hv=1 K=256 V=200", "Hv=2 K=64 V=160", "Hv=3 K=20 V=36",
                                       "Hv=2 K=5 V=7"};
 const std::vector<std::string> kLayouts{"layout=key_value", "layout=value_key"};
 
@@ -135,11 +135,12 @@ void expect_roll_back(const std::string& options, const std::string& implementat
 }
 
 TEST(Recurrent, RollBackOfRejectedDraftsEqualsRecomputation) {
-  for (const std::string& implementation : cpu_implementations(Op::recurrent, DType::f32))
-    for (const std::string& sizes : kSizes)
-      for (const std::string& layout : kLayouts)
-        for (const char* state : {"state=f32", "state=bf16 dtype=bf16", "state=f16 gate=computed"})
-          expect_roll_back(sizes + " " + layout + " " + state, implementation);
+  const std::vector<std::string> states{"state=f32", "state=bf16 dtype=bf16", "state=f16 gate=computed"};
+  for (const std::string& implementation : cpu_implementations(Op::recurrent, DType::f32)) {
+    std::size_t turn = 0;
+    for (const std::string& layout : kLayouts)
+      for (const std::string& sizes : kSizes) expect_roll_back(sizes + " " + layout + " " + states[turn++ % 3], implementation);
+  }
 }
 
 TEST(Recurrent, NarrowPoolIsTheWideStateRoundedOnce) {
