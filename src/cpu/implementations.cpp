@@ -20,7 +20,8 @@ struct Rows {
   Implementation scalar{"cpu-scalar", missing_nothing, scalar::kChunkForward, scalar::kChunkBackward, scalar::kRecurrentForward};
   Implementation avx2{"cpu-avx2", missing_avx2, avx2::kChunkForward, avx2::kChunkBackward, avx2::kRecurrentForward};
   Implementation avx512{"cpu-avx512", missing_avx512, avx512::kChunkForward, avx512::kChunkBackward, avx512::kRecurrentForward};
-  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, avx512bf16::kChunkForward, {}, avx512::kRecurrentForward};
+  Implementation avx512bf16{"cpu-avx512bf16", missing_avx512bf16, avx512bf16::kChunkForward, avx512bf16::kChunkBackward,
+                            avx512::kRecurrentForward};
   std::array<const Implementation*, 4> order;
 
   Rows() {

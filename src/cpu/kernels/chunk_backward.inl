@@ -5,9 +5,10 @@
 /// Gradients of the gate and of beta of one chunk, from the parts that the products left.
 template <class Dot>
 inline void finish_gates(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, double constant,
-                         const float* rows_dot, const float* writes_dot) {
+                         const float* rows_dot) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const std::int64_t head = run.head_v(member);
+  const Gates& gates = scratch.gates[place.in_segment];
   const Vec numbers = lane_numbers();
   double d_decay[kTokens];
   Vec crossing[kLaneBlocks] = {};  // sum over j < t of flow_ij, in lane i
@@ -16,7 +17,7 @@ inline void finish_gates(const BackwardRun<Dot>& run, const ChunkPlace& place, s
     Vec total = zero();
     for (std::int64_t l = t / kWidth; l < kLaneBlocks; ++l) total = add(total, from_token(crossing[l], l, t, numbers));
     d_decay[t] = before + static_cast<double>(sum(total));
-    before += static_cast<double>(writes_dot[t]);
+    before += static_cast<double>(gates.beta[t] * sum(load(scratch.write_sums + t * kWidth)));
     for (std::int64_t l = t / kWidth; l < kLaneBlocks; ++l) {
       crossing[l] = add(crossing[l], load(scratch.flow + t * kTokens + l * kWidth));
     }
@@ -87,7 +88,7 @@ inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, 
   const Gates& gates = run.scratch.gates[place.in_segment];
   const float* errors = run.errors(member, place.index, place.in_segment);
   const std::int64_t head = run.head_v(member);
-  alignas(64) float rows_dot[kTokens] = {}, writes_dot[kTokens] = {};
+  alignas(64) float rows_dot[kTokens] = {};
   double dot = 0.0;
   prefetch_backwards(run, place, member);
   prepare_reverse(run, place, gates);
@@ -99,8 +100,8 @@ inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, 
   }
   multiply_errors(run, place, gates);
   reader_gradients(run, place, gates, member, state_rows_as_words(run, state), rows_dot);
-  writer_gradients(run, place, gates, state_rows_as_words(run, d_state), writes_dot);
-  finish_gates(run, place, member, static_cast<double>(gates.total) * dot, rows_dot, writes_dot);
+  writer_gradients(run, place, gates, state_rows_as_words(run, d_state));
+  finish_gates(run, place, member, static_cast<double>(gates.total) * dot, rows_dot);
 }
 
 enum class Errors { unknown, known };

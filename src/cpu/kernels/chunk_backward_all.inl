@@ -1,5 +1,5 @@
-// The chunk_backward operation of an instruction set that computes in f32, whatever the dtype of the tensors. Included inside its
-// namespace; each file below needs those before it.
+// All of chunk_backward for one instruction set. Included inside its namespace; each file below needs those before it.
+#pragma once
 
 #include "cpu/kernels/math.inl"
 
@@ -21,16 +21,14 @@
 
 #include "cpu/kernels/chunk_backward.inl"
 
-inline constexpr BackwardKernel kBackwardKernel{backward_scratch_bytes<F32Dot>, backward_item<F32Dot>};
+template <class Dot>
+inline constexpr BackwardKernel kBackwardKernel{backward_scratch_bytes<Dot>, backward_item<Dot>};
 
-inline std::string refuse_backward(const ChunkBackward& descriptor) {
-  return descriptor.problem.dtype == DType::f64 ? "float64 is computed by the reference only" : "";
-}
+template <class Dot>
 inline std::size_t backward_workspace(const ChunkBackward& descriptor, int threads) {
-  return flashqla::cpu::chunk_backward_workspace(descriptor, threads, kBackwardKernel);
+  return flashqla::cpu::chunk_backward_workspace(descriptor, threads, kBackwardKernel<Dot>);
 }
+template <class Dot>
 inline void run_backward(const ChunkBackwardArguments& arguments, std::byte* workspace, const Parallel& parallel) {
-  flashqla::cpu::chunk_backward(arguments, workspace, parallel, kBackwardKernel);
+  flashqla::cpu::chunk_backward(arguments, workspace, parallel, kBackwardKernel<Dot>);
 }
-
-const ChunkBackwardOperation kChunkBackward{refuse_backward, backward_workspace, run_backward};

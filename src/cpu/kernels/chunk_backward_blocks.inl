@@ -195,11 +195,6 @@ struct Packing<F32Dot> {
   static constexpr bool kCopies = false;
   /// Rows of a block to rows of words, `to` at the block's first row.
   static FLASHQLA_INLINE void rows(const Block& c, float* to, std::int64_t stride) { store_block(to, stride, c); }
-  /// [rows][columns] transposed to words along the rows of `from`.
-  static void transposed(const float* from, std::int64_t rows, std::int64_t columns, std::int64_t from_stride, float* to,
-                         std::int64_t to_stride) {
-    transpose_matrix(from, rows, columns, from_stride, to, to_stride);
-  }
 };
 
 /// Takes pieces of the scratch; with a null base only counts them.
@@ -229,7 +224,6 @@ struct GroupChunk {
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
   float* solve;     // [token j][token i] of the current value head, see prepare_solve
-  Word* solve_words;
 };
 
 /// All else that a thread needs, for one value head at a time. Sizes in docs/design/cpu_backward.md.
@@ -244,25 +238,26 @@ struct BackwardScratch {
   float* d_states[2];  // after and before the current chunk, in turn
   float* errors;       // of each chunk of the segment, unless the stash has them
   float* state_panel;
-  Word* state_words;  // a panel of a state with neighbouring rows in a word
+  Word* state_words;  // a panel of a state with neighbouring rows in a word, and what that rounds off
   Word* state_rows;   // a state with neighbouring columns in a word
   // Of one panel:
-  float* panel;  // [tokens]
-  Word* panel_words;
+  float* panel;    // [tokens]
   Word* weighted;  // [tokens]: rest beta e
-  Word* d_o;       // [tokens]
+  float* d_o;      // [tokens]
   Word* y;         // [dOg; dU]
   // Of all of V:
-  Word* zt;  // lanes [V][dO | D]
-  Word* et;  // lanes [V][e]
+  float* zt;       // lanes [V][dO | D]
+  Word* zt_words;  // the same with neighbours along V in a word
+  float* et;       // lanes [V][e]
+  Word* et_words;
   // [token j][token i]:
   float* rt;  // [dP | dKK]
   Word* rt_words;
-  Word* r;                                  // [dP; dKK token i][token j]
+  float* r;  // [dP; dKK token i][token j]
+  Word* r_words;
   float* flow;                              // gradient of log Gam_ij
   float *between, *reverse_solve, *scores;  // see prepare_reverse
-  Word *reverse_words, *scores_words;
-  float* beta_sums;  // [token][kWidth]
+  float *beta_sums, *write_sums;            // [token][kWidth]: partial sums of D.e and of rest (k dS').e
 
   BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
     ScratchCursor cursor(base);
@@ -278,7 +273,6 @@ struct BackwardScratch {
       chunk.gram = cursor.take<float>(kTokens * kBoth);
       chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
       chunk.solve = cursor.take<float>(square);
-      chunk.solve_words = copy(chunk.solve, square / pair);
     }
     gates = cursor.take<Gates>(shape.chunks_per_segment);
     rows = cursor.take<float>(kTokens * shape.row_k);
@@ -286,25 +280,26 @@ struct BackwardScratch {
     for (float*& d_state : d_states) d_state = cursor.take<float>(shape.state());
     errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
     state_panel = cursor.take<float>(panel_state);
-    state_words = copy(nullptr, panel_state / pair);
+    state_words = copy(nullptr, 2 * panel_state / pair);
     state_rows = copy(nullptr, shape.state() / pair);
     panel = cursor.take<float>(kTokens * kPanel);
-    panel_words = copy(panel, kTokens / pair * kPanel);
     weighted = cursor.take<Word>(kTokens * kPanel);
-    d_o = cursor.take<Word>(kTokens * kPanel);
+    d_o = cursor.take<float>(kTokens * kPanel);
     y = cursor.take<Word>(kBoth * kPanel);
-    zt = cursor.take<Word>(shape.padded_v * kBoth);
-    et = cursor.take<Word>(shape.padded_v * kTokens);
+    zt = cursor.take<float>(shape.padded_v * kBoth);
+    zt_words = copy(zt, shape.padded_v / pair * kBoth);
+    et = cursor.take<float>(shape.padded_v * kTokens);
+    et_words = copy(et, shape.padded_v / pair * kTokens);
     rt = cursor.take<float>(kTokens * kBoth);
     rt_words = copy(rt, kTokens / pair * kBoth);
-    r = cursor.take<Word>(kBoth * kTokens);
+    r = cursor.take<float>(kBoth * kTokens);
+    r_words = copy(r, kBoth / pair * kTokens);
     flow = cursor.take<float>(square);
     between = cursor.take<float>(square);
     reverse_solve = cursor.take<float>(square);
     scores = cursor.take<float>(square);
-    reverse_words = copy(reverse_solve, square / pair);
-    scores_words = copy(scores, square / pair);
     beta_sums = cursor.take<float>(kTokens * kWidth);
+    write_sums = cursor.take<float>(kTokens * kWidth);
     if (used != nullptr) *used = cursor.used();
   }
 };

@@ -78,7 +78,7 @@ FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlac
   float* xt = chunk.xt + half * kTokens;
   transpose_matrix(run.scratch.rows, kTokens, padded_k, row_k, xt, kBoth);
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::transposed(run.scratch.rows, kTokens, padded_k, row_k, chunk.xt_words + half * kTokens, kBoth);
+    Packing<Dot>::row_pairs(xt, padded_k, kTokens, kBoth, chunk.xt_words + half * kTokens, kBoth);
     for (std::int64_t k = 0; k < padded_k; ++k) {
       Packing<Dot>::row_words(xt + k * kBoth, kTokens, chunk.x_words + (2 * k + half) * kTokenWords<Dot>);
     }
@@ -93,8 +93,8 @@ FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlac
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
       Block c;
       clear(c);
-      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.xt_words + kTokens + j0, 1, kBoth, chunk.xt_words + l * kWidth, kBoth),
-                                run.steps_k, c);
+      multiply<F32Dot, 2, kTokens>(operands<F32Dot>(chunk.xt + kTokens + j0, 1, kBoth, chunk.xt + l * kWidth, kBoth),
+                                   run.shape.dim_k, c);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
         store(chunk.gram + (j0 + r) * kBoth + l * kWidth, c[r][0]);
@@ -108,12 +108,12 @@ FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlac
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
-  const typename Dot::B* keys = chunk.xt_words + kTokens;
+  const float* keys = chunk.xt + kTokens;
   for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
     for (std::int64_t l = j0 / kPanel * kColumns; l < kLaneBlocks; l += kColumns) {
       Block c;
       clear(c);
-      multiply<Dot, 2>(operands<Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.steps_k, c);
+      multiply<F32Dot, 2>(operands<F32Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.shape.dim_k, c);
       store_block(chunk.gram + j0 * kBoth + kTokens + l * kWidth, kBoth, c);
     }
   }

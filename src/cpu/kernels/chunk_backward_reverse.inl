@@ -34,10 +34,6 @@ FLASHQLA_NOINLINE void prepare_reverse(const BackwardRun<Dot>& run, const ChunkP
       store(scratch.scores + at, scores);
     }
   }
-  if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_words(scratch.reverse_solve, kTokens * kTokens, scratch.reverse_words);
-    Packing<Dot>::row_words(scratch.scores, kTokens * kTokens, scratch.scores_words);
-  }
 }
 
 /// Of panel p: d_o, the upper half of y, the left half of zt.
@@ -47,12 +43,10 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float scale = static_cast<float>(run.inputs.scale);
   const std::int64_t rows = run.arguments.d_o.present() ? place.tokens : 0;
-  float* panel = Packing<Dot>::kCopies ? scratch.panel : reinterpret_cast<float*>(scratch.d_o);
   for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
     Block c;
     load_rows_block(run.arguments.d_o, run.batch, place.token + t0, head, rows - t0, run.shape.dim_v, p * kPanel, c);
-    store_block(panel + t0 * kPanel, kPanel, c);
-    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(c, scratch.d_o + t0 / Dot::kPair * kPanel, kPanel);
+    store_block(scratch.d_o + t0 * kPanel, kPanel, c);
     FLASHQLA_UNROLL
     for (int r = 0; r < kBlock; ++r) {
       const Vec factor = set1(scale * gates.decay[t0 + r]);
@@ -61,7 +55,7 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
     }
     Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
   }
-  Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth, kBoth);
+  transpose_matrix(scratch.d_o, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth, kBoth);
 }
 
 /// kBlock rows of the transposed substitution: contributions of rows after t0 + kBlock - 1 have been subtracted.
@@ -117,32 +111,38 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
   const Word* keys = scratch.chunks[place.in_segment].xt_words + kTokens;
   const Word* words = panel_as_words(run, d_state);
   float* panel = scratch.panel;
-  Word* panel_words = scratch.panel_words;
   for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
     Block d;
     clear(d);
     if (t0 < place.tokens) {
-      multiply<Dot, 2>(operands<Dot>(keys + t0, 1, kBoth, words, kPanel), run.steps_k, d);
+      multiply_state(run, keys + t0, words, d);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
         const Vec rest = set1(gates.rest[t0 + r]);
+        const float* e = errors + (t0 + r) * kPanel;
+        float* sums = scratch.write_sums + (t0 + r) * kWidth;
+        Vec sum = p == 0 ? zero() : load(sums);
         FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) d[r][j] = mul(rest, d[r][j]);
+        for (int j = 0; j < kColumns; ++j) {
+          d[r][j] = mul(rest, d[r][j]);
+          sum = fmadd(d[r][j], load(e + j * kWidth), sum);
+        }
+        store(sums, sum);
       }
-      const std::int64_t here = t0 / Dot::kPair, after = (t0 + kBlock) / Dot::kPair, row = kTokenWords<Dot>;
-      multiply<Dot, 2>(operands<Dot>(scratch.scores_words + t0 * row + here, row, 1, scratch.d_o + here * kPanel, kPanel),
-                       row - here, d);
-      multiply<Dot, 2>(operands<Dot>(scratch.reverse_words + t0 * row + after, row, 1, panel_words + after * kPanel, kPanel),
-                       row - after, d);
+      const std::int64_t after = t0 + kBlock;
+      multiply<F32Dot, 2>(operands<F32Dot>(scratch.scores + t0 * kTokens + t0, kTokens, 1, scratch.d_o + t0 * kPanel, kPanel),
+                          kTokens - t0, d);
+      multiply<F32Dot, 2>(
+          operands<F32Dot>(scratch.reverse_solve + t0 * kTokens + after, kTokens, 1, panel + after * kPanel, kPanel),
+          kTokens - after, d);
       substitute_back(scratch.reverse_solve, t0, d);
     }
     store_block(panel + t0 * kPanel, kPanel, d);
-    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(d, panel_words + t0 / Dot::kPair * kPanel, kPanel);
     finish_d(run, place, gates, head, errors, p, t0, d);
     run.prefetch.step();
   }
-  Packing<Dot>::transposed(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanelWords<Dot> * kBoth + kTokens, kBoth);
-  Packing<Dot>::transposed(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanelWords<Dot> * kTokens, kTokens);
+  transpose_matrix(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth + kTokens, kBoth);
+  transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
 }
 
 /// rt = [dP^T | dKK^T] and flow, the gradient of log Gam below the diagonal.
@@ -156,8 +156,8 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
       Block c;
       clear(c);
-      multiply<Dot, 2, kTokens>(operands<Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * kWidth, kBoth),
-                                run.panels * kPanelWords<Dot>, c);
+      multiply<F32Dot, 2, kTokens>(operands<F32Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * kWidth, kBoth),
+                                   run.panels * kPanel, c);
       const Vec beta_i = load(gates.beta + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -175,11 +175,16 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
   }
   for (int half = 0; half < 2; ++half) {
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {  // blocks above the diagonal of r are never read
-      Packing<Dot>::transposed(scratch.rt + half * kTokens + l * kWidth, (l + 1) * kWidth, kWidth, kBoth,
-                               scratch.r + (half * kTokens + l * kWidth) / Dot::kPair * kTokens, kTokens);
+      transpose_matrix(scratch.rt + half * kTokens + l * kWidth, (l + 1) * kWidth, kWidth, kBoth,
+                       scratch.r + (half * kTokens + l * kWidth) * kTokens, kTokens);
     }
   }
-  if constexpr (Packing<Dot>::kCopies) Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
+    Packing<Dot>::row_pairs(scratch.r, kBoth, kTokens, kTokens, scratch.r_words, kTokens);
+    Packing<Dot>::row_pairs(scratch.zt, run.panels * kPanel, kBoth, kBoth, scratch.zt_words, kBoth);
+    Packing<Dot>::row_pairs(scratch.et, run.panels * kPanel, kTokens, kTokens, scratch.et_words, kTokens);
+  }
 }
 
 /// Adds to (or, from the first member of the group, becomes) the gradient of the rows.
@@ -198,7 +203,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
         multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                                scratch.zt + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
+                                                scratch.zt_words + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
                                   kPanelWords<Dot>, c);
         run.prefetch.step();
       }
@@ -226,10 +231,10 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
   });
 }
 
-/// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK. writes_dot_j = k_j.Z_j.
+/// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK.
 template <class Dot>
 FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                                        const typename Dot::B* d_state, float* writes_dot) {
+                                        const typename Dot::B* d_state) {
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   constexpr std::int64_t kHalf = kTokenWords<Dot>;  // words of Q in a row of x, rows of words of dP in r
@@ -239,7 +244,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
         multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                       scratch.et + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
+                                       scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
                          kPanelWords<Dot>, c);
         run.prefetch.step();
       }
@@ -247,17 +252,12 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
       for (int j = 0; j < kColumns; ++j) {
         const std::int64_t at = (l + j) * kWidth;
         const Vec factor = mul(load(gates.rest + at), load(gates.beta + at));
-        Vec dot = load(writes_dot + at);
         FLASHQLA_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          c[r][j] = mul(factor, c[r][j]);
-          dot = fmadd(load(chunk.xt + (k0 + r) * kBoth + kTokens + at), c[r][j], dot);
-        }
-        store(writes_dot + at, dot);
+        for (int r = 0; r < kRows; ++r) c[r][j] = mul(factor, c[r][j]);
       }
       for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
         const auto* x = chunk.x_words + (2 * k0 + half) * kHalf;
-        const auto* r = scratch.r + half * kHalf * kTokens + l * kWidth;
+        const auto* r = scratch.r_words + half * kHalf * kTokens + l * kWidth;
         const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
         multiply<Dot, 1>(operands<Dot>(x + first, 2 * kHalf, 1, r + first * kTokens, kTokens), second - first, c);
         multiply<Dot, 2>(operands<Dot>(x + second, 2 * kHalf, 1, r + second * kTokens, kTokens), kHalf - second, c);

@@ -30,19 +30,27 @@ FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPla
       store(chunk.solve + j * kTokens + l * kWidth, a);
     }
   }
-  if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(chunk.solve, kTokens, kTokens, kTokens, chunk.solve_words, kTokens);
-  }
 }
 
-/// A panel of a state with its rows in pairs, as a B operand.
+/// A panel of a state with its rows in pairs, as a B operand; see multiply_state.
 template <class Dot>
 FLASHQLA_INLINE const typename Dot::B* panel_as_words(const BackwardRun<Dot>& run, const float* panel) {
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(panel, run.shape.padded_k, kPanel, kPanel, run.scratch.state_words, kPanel);
+    Packing<Dot>::split_pairs(panel, run.shape.padded_k, kPanel, run.scratch.state_words);
     return run.scratch.state_words;
   } else {
     return panel;
+  }
+}
+
+/// c += K S for kBlock tokens and a panel: `words` from panel_as_words. What a policy rounds off the state is a second operand:
+/// the errors v - k S are small where keys repeat, and so would be swamped.
+template <class Dot>
+FLASHQLA_INLINE void multiply_state(const BackwardRun<Dot>& run, const typename Dot::B* keys, const typename Dot::B* words,
+                                    Block& c) {
+  multiply<Dot, 2>(operands<Dot>(keys, 1, kBoth, words, kPanel), run.steps_k, c);
+  if constexpr (Packing<Dot>::kCopies) {
+    multiply<Dot, 2>(operands<Dot>(keys, 1, kBoth, words + run.shape.padded_k / Dot::kPair * kPanel, kPanel), run.steps_k, c);
   }
 }
 
@@ -93,6 +101,7 @@ FLASHQLA_INLINE void substitute(const float* solve, std::int64_t t0, Block& e) {
   }
 }
 
+/// The substitution is in f32 with any policy: its errors grow where keys repeat, and it is little work.
 /// Errors of panel p of the chunk from that panel of the state before it, and `weighted` for the next state.
 template <class Dot>
 FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
@@ -101,12 +110,11 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   const Word* words = panel_as_words(run, state);
-  Word* e_words = Packing<Dot>::kCopies ? scratch.panel_words : reinterpret_cast<Word*>(errors);
   for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
     Block e, v;
     clear(e);
     if (t0 < place.tokens) {
-      multiply<Dot, 2>(operands<Dot>(chunk.xt_words + kTokens + t0, 1, kBoth, words, kPanel), run.steps_k, e);
+      multiply_state(run, chunk.xt_words + kTokens + t0, words, e);
       load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -114,11 +122,10 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) e[r][j] = fnmadd(decay, e[r][j], v[r][j]);
       }
-      multiply<Dot, 2>(operands<Dot>(chunk.solve_words + t0, 1, kTokens, e_words, kPanel), t0 / Dot::kPair, e);
+      multiply<F32Dot, 2>(operands<F32Dot>(chunk.solve + t0, 1, kTokens, errors, kPanel), t0, e);
       substitute(chunk.solve, t0, e);
     }
     store_block(errors + t0 * kPanel, kPanel, e);
-    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::rows(e, e_words + t0 / Dot::kPair * kPanel, kPanel);
     store_weighted(run, gates, t0, e);
     run.prefetch.step();
   }
