@@ -1,4 +1,5 @@
-// Descriptors: what is to be computed, as data. This is the one place that defines the meaning of each option; docs/math.md has the formulas.
+// Descriptors: what is to be computed, as data. This is the one place that defines the meaning of each option; docs/math.md has
+// the formulas.
 //
 // Per value head, with state S [K,V]:   S <- exp(g_t) S;  e = beta_t (v_t - k_t S);  S <- S + k_t^T e;  o_t = scale q_t S
 #pragma once
@@ -19,7 +20,8 @@ enum class Gate : std::uint8_t {
   none,        ///< no decay: g is absent
   log_decay,   ///< g is the natural-log decay of each token; -inf forgets everything, positive values (growth) are legal
   computed,    ///< the decay is -exp(a_log) * softplus(g + dt_bias); dt_bias may be absent
-  cumulative,  ///< chunk_backward only: g [fp32] is the cumulative log decay inside each 64-token chunk, as chunk_forward's g_cumulative
+  cumulative,  ///< chunk_backward only: g [fp32] is the cumulative log decay inside each 64-token chunk, as chunk_forward's
+               ///< g_cumulative
 };
 
 /// Where the update strength comes from.
@@ -50,11 +52,11 @@ struct Problem {
   std::int64_t dim_k = 128;   ///< K, 1..256
   std::int64_t dim_v = 128;   ///< V, 1..256
   DType dtype = DType::f32;   ///< of q, k, v and o: f32, bf16, f16; f64 for the reference
-  bool packed = false;        ///< sequences are given by cu_seqlens (then B = 1); else each batch entry is one sequence of T tokens
+  bool packed = false;  ///< sequences are given by cu_seqlens (then B = 1); else each batch entry is one sequence of T tokens
   std::int64_t num_sequences = -1;  ///< N; -1 means B. With `packed` it is cu_seqlens' size minus one
   Gate gate = Gate::log_decay;
   Beta beta = Beta::given;
-  bool qk_l2norm = false;       ///< q and k are replaced by x * rsqrt(sum x^2 + l2norm_eps)
+  bool qk_l2norm = false;  ///< q and k are replaced by x * rsqrt(sum x^2 + l2norm_eps)
   double l2norm_eps = 1e-6;
   std::optional<double> scale;  ///< default K^-1/2; 0 is a legal value
   StateLayout state_layout = StateLayout::key_value;

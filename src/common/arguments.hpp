@@ -1,5 +1,5 @@
-// What an implementation receives: the tensors of a call after src/api has checked every one of them. Plain data, strides in elements, nothing optional
-// left to interpret except "data == nullptr means absent". Implementations trust it and check nothing.
+// What an implementation receives: the tensors of a call after src/api has checked every one of them. Plain data, strides in
+// elements, nothing optional left to interpret except "data == nullptr means absent". Implementations trust it and check nothing.
 #pragma once
 
 #include <cstddef>
@@ -102,8 +102,8 @@ struct Sequences {
 };
 
 struct InputArguments {
-  Problem problem;     // with num_sequences and scale filled in
-  double scale = 1.0;  // the one in effect
+  Problem problem;         // with num_sequences and scale filled in
+  double scale = 1.0;      // the one in effect
   std::int64_t group = 1;  // Hv / Hq
   ConstTokenView q, k, v, g, beta;
   ConstHeadView a_log, dt_bias;

@@ -1,4 +1,5 @@
-// One way to compute an operation, as a row of a table. src/dispatch/table.cpp lists them in the order in which they are tried, `reference` last.
+// One way to compute an operation, as a row of a table. src/dispatch/table.cpp lists them in the order in which they are tried,
+// `reference` last.
 #pragma once
 
 #include <cstddef>
