@@ -197,6 +197,21 @@ std::optional<double> measure_peak(Peak peak, int threads) {
   });
 }
 
+double sustained_peak(Peak peak, int threads, double seconds) {
+  const Stream stream = stream_of(peak);
+  if (stream == nullptr) return 0;
+  const clockid_t clock = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  const double start = seconds_of(clock);
+  const double flops = sum_over_threads(threads, [&](int) {
+    double done = 0;
+    do {
+      done += stream();
+    } while (seconds_of(clock) - start < seconds);
+    return done;
+  });
+  return 1e-9 * flops / (seconds_of(clock) - start);
+}
+
 ColdMemory::ColdMemory(std::size_t bytes) : storage_(bytes + 4096) {
   // 1 KB past the end may be prefetched, never read.
   void* start = storage_.data();

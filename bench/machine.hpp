@@ -22,6 +22,10 @@ const char* name_of(Peak peak);
 /// without any target option.
 std::optional<double> measure_peak(Peak peak, int threads);
 
+/// GFLOP/s of the same instruction streams over about `seconds` on end: the peak that a piece of work of that length had at this
+/// moment, with whatever the processor's clock and its neighbours were doing. 0 when the processor lacks the instructions.
+double sustained_peak(Peak peak, int threads, double seconds);
+
 /// Memory that is far larger than every cache, as 2 MB pieces visited in turn, so that a piece has left the caches when its turn
 /// comes again. It comes from the allocator as any caller's states do, without asking for huge pages.
 class ColdMemory {

@@ -96,10 +96,11 @@ void print_case(const Case& bench_case, double seconds_each, ColdMemory& memory)
     line.number("wall_min", minimum(result.timings.wall)).number("wall_median", median(result.timings.wall));
     line.number("tokens_per_second", static_cast<double>(bench_case.batch * bench_case.tokens) / seconds)
         .number("gflops", gflops);
-    line.text("peak", name_of(result.peak))
-        .number("peak_gflops", result.peak_gflops)
-        .number("share_of_peak", gflops / result.peak_gflops);
-    if (bench_case.op == Op::recurrent) {
+    if (bench_case.op != Op::recurrent) {
+      std::vector<double> shares;
+      for (std::size_t i = 0; i < judged.size(); ++i) shares.push_back(1e-9 * flops_of(bench_case) / judged[i] / result.peaks[i]);
+      line.text("peak", name_of(result.peak)).number("peak_gflops", median(result.peaks)).number("share_of_peak", median(shares));
+    } else {
       const double state_seconds = static_cast<double>(result.state_bytes) / result.update_bandwidth;
       line.integer("state_bytes", result.state_bytes).number("state_seconds", state_seconds);
       line.number("time_to_state_time", median(judged) / state_seconds);

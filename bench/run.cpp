@@ -60,7 +60,9 @@ Peak peak_of(const Case& bench_case, const std::string& implementation) {
   return Peak::fp32_plain;
 }
 
-/// Calls `call` for about `seconds`, with the peaks measured around it.
+/// Calls `call` for about `seconds`. What limits it is measured beside it: arithmetic after every repeat, for as long as the
+/// repeat took (but 20 ms at most), since the clock of a shared machine changes from one moment to the next; memory before and
+/// after.
 template <class Plan>
 Measurement measure(const Case& bench_case, const Plan& plan, double seconds, ColdMemory& memory,
                     const std::function<void()>& call) {
@@ -68,16 +70,19 @@ Measurement measure(const Case& bench_case, const Plan& plan, double seconds, Co
   result.implementation = plan.implementation;
   result.workspace_bytes = plan.workspace_bytes;
   result.peak = peak_of(bench_case, plan.implementation);
-  const auto measure_limits = [&] {
-    result.peak_gflops = std::max(result.peak_gflops, measure_peak(result.peak, bench_case.threads).value_or(0.0));
-    if (bench_case.op == Op::recurrent)
-      result.update_bandwidth = std::max(result.update_bandwidth, memory.update_bandwidth(bench_case.threads));
+  const bool recurrent = bench_case.op == Op::recurrent;
+  const auto measure_bandwidth = [&] {
+    if (recurrent) result.update_bandwidth = std::max(result.update_bandwidth, memory.update_bandwidth(bench_case.threads));
   };
-  measure_limits();
+  measure_bandwidth();
   call();
   const double end = seconds_of(CLOCK_MONOTONIC) + seconds;
-  while (result.timings.wall.size() < kMinimumRepeats || seconds_of(CLOCK_MONOTONIC) < end) result.timings.time(call);
-  measure_limits();
+  while (result.timings.wall.size() < kMinimumRepeats || seconds_of(CLOCK_MONOTONIC) < end) {
+    result.timings.time(call);
+    if (!recurrent)
+      result.peaks.push_back(sustained_peak(result.peak, bench_case.threads, std::min(result.timings.wall.back(), 0.02)));
+  }
+  measure_bandwidth();
   return result;
 }
 

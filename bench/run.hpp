@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "bench/cases.hpp"
 #include "bench/machine.hpp"
@@ -15,8 +16,8 @@ struct Measurement {
   std::size_t workspace_bytes = 0;
   Timings timings;
   Peak peak = Peak::fp32_plain;
-  double peak_gflops = 0;        // of as many threads, just before or after (the higher)
-  double update_bandwidth = 0;   // likewise, bytes per second; recurrent only
+  std::vector<double> peaks;     // GFLOP/s of as many threads, measured after each repeat for as long as it took; not recurrent
+  double update_bandwidth = 0;   // just before or after (the higher), bytes per second; recurrent only
   std::int64_t state_bytes = 0;  // read and written by one call; recurrent only
 };
 

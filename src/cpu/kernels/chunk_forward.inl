@@ -74,32 +74,28 @@ struct ForwardScratch {
   }
 };
 
-/// Rows of the caller's tensors that are needed soon, fetched two lines at a time between pieces of the products: in bursts they
-/// would fill the buffers for outstanding lines and stop the products.
-struct PrefetchRows {
-  static constexpr int kMost = 4;
-  struct Rows {
-    const std::byte* row;
-    std::int64_t stride, bytes, count;  // stride in bytes
-  };
-  Rows tensors[kMost];
-  std::int64_t offset = 0;
-  int current = 0, end = 0;
-
+/// Rows of the caller's tensors that are needed soon, fetched in pieces of four lines between runs of the products: in bursts
+/// they would fill the buffers for outstanding lines and stop the products. A step has no branch: at the end it repeats the last
+/// piece.
+class PrefetchRows {
+ public:
+  PrefetchRows() { pieces_[0] = reinterpret_cast<const std::byte*>(this); }
   void add(const std::byte* row, std::int64_t stride, std::int64_t bytes, std::int64_t count) {
-    if (count > 0) tensors[end++] = {row, stride, bytes, count};
+    for (std::int64_t i = 0; i < count; ++i, row += stride) {
+      for (std::int64_t at = 0; at < bytes && end_ < kMost; at += kPieceBytes) pieces_[end_++] = row + at;
+    }
   }
   FLASHQLA_INLINE void step() {
-    if (current == end) return;
-    Rows& now = tensors[current];
-    prefetch_far(now.row + offset);
-    prefetch_far(now.row + offset + 64);
-    offset += 128;
-    if (offset < now.bytes) return;
-    offset = 0;
-    now.row += now.stride;
-    if (--now.count == 0) ++current;
+    const std::byte* const piece = pieces_[at_];
+    at_ += at_ + 1 < end_;
+    FLASHQLA_UNROLL
+    for (int line = 0; line < kPieceBytes; line += 64) prefetch_far(piece + line);
   }
+
+ private:
+  static constexpr int kPieceBytes = 256, kMost = 256;
+  const std::byte* pieces_[kMost];
+  int at_ = 0, end_ = 0;
 };
 
 /// The right operand of a state that has just been loaded.
@@ -271,16 +267,16 @@ FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int
     Vec c[kRows][kColumns];
     float* const p = state + row * kSlab;
     soon.step();
-    load_block(p, kSlab, c);
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[i][j] = mul(total, c[i][j]);
-    }
+    clear_block(c);
     if (n == kTokens) {
       multiply_block<F32Dot, kRows, kColumns>(update, row, kTokens, c);
     } else {
       multiply_block<F32Dot, kRows, kColumns>(update, row, n, c);
+    }
+    FLASHQLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {  // the state last: its loads have the whole product to arrive
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) c[i][j] = fmadd(total, load(p + i * kSlab + j * kWidth), c[i][j]);
     }
     store_block(p, kSlab, c);
     if constexpr (kPacked<Dot> && kRows % 2 == 0) Dot::store_b(operand, kSlab, row, c);

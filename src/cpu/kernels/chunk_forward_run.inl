@@ -134,29 +134,6 @@ inline void plan_prefetch(const ChunkForwardArguments& arguments, const ForwardI
   add(arguments.o, last ? token + kTokens : token, kTokens, item.first_head + (last ? 0 : h + 1), item.range.begin, width);
 }
 
-/// Reads a byte of every page that the item's rows [token, token + n) begin in. A row of all heads is a page or more, so each
-/// token means new pages, and prefetches wait for their translations one by one; these reads miss together.
-inline void touch_pages(const ChunkForwardArguments& arguments, const ForwardItem& item, std::int64_t batch, std::int64_t token,
-                        std::int64_t n) {
-  const InputArguments& in = arguments.inputs;
-  const auto touch = [&](const auto& view, std::int64_t first, std::int64_t last, std::int64_t element) {
-    for (std::int64_t t = token; t < token + n; ++t) {
-      std::uintptr_t page = 0;
-      for (std::int64_t h = first; h <= last; ++h) {
-        const std::byte* p = reinterpret_cast<const std::byte*>(view.row(batch, t, h)) + element * element_bytes(view.dtype);
-        if (reinterpret_cast<std::uintptr_t>(p) / 4096 == page) continue;
-        page = reinterpret_cast<std::uintptr_t>(p) / 4096;
-        static_cast<void>(*reinterpret_cast<const volatile std::byte*>(p));
-      }
-    }
-  };
-  const std::int64_t last = item.first_head + item.heads - 1;
-  touch(in.k, item.head_qk(0), item.head_qk(item.heads - 1), 0);
-  touch(in.q, item.head_qk(0), item.head_qk(item.heads - 1), 0);
-  touch(in.v, item.first_head, last, item.range.begin);
-  touch(arguments.o, item.first_head, last, item.range.begin);
-}
-
 template <class Dot, int kTokens>
 inline void run_forward_item(const ChunkForwardArguments& arguments, const ForwardItem& item, std::byte* memory) {
   const InputArguments& in = arguments.inputs;
@@ -185,8 +162,6 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
   for (std::int64_t t = 0; t < length;) {
     if (before_chunks && t % kTokensPerChunk == 0) store_states(arguments.stored, arguments.stored_row(place++));
     const std::int64_t whole = kTokens - (prefix + t) % kTokens, n = whole < length - t ? whole : length - t;
-    const std::int64_t ahead = length - t - n;
-    touch_pages(arguments, item, batch, begin + t + n, ahead < kTokens ? ahead : kTokens);
     for (std::int64_t h = 0; h < item.heads; ++h) {
       if (h == 0 || item.head_qk(h) != item.head_qk(h - 1)) prepare_keys(x, in, batch, begin + t, item.head_qk(h), n);
       PrefetchRows soon;

@@ -92,7 +92,7 @@ FLASHQLA_INLINE void for_row_blocks(std::int64_t first, std::int64_t last, Body 
   std::int64_t row = first;
   while (row < last) {
     const std::int64_t left = last - row;
-    if (left >= kMost && left != 8) {
+    if (left >= kMost) {
       body.template operator()<kMost>(row);
       row += kMost;
     } else if (kMost > 8 && left >= 8) {
