@@ -65,6 +65,9 @@ inline void prefetch_backwards(const BackwardRun<Dot>& run, const ChunkPlace& pl
   const std::int64_t segment = place.index / run.shape.chunks_per_segment, head_qk = run.item.head_qk;
   const bool last_member = member + 1 == run.shape.group, stay = place.in_segment > 0;
   run.prefetch.clear();
+  if (!last_member && (segment + 1 == run.segments || !run.shape.errors_kept)) {
+    run.prefetch.add(run.inputs.v, run.batch, place.token, run.head_v(member + 1), place.tokens, run.shape.dim_v);
+  }
   if (last_member) {
     run.prefetch.add(run.arguments.d_q, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
     run.prefetch.add(run.arguments.d_k, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
