@@ -74,26 +74,24 @@ struct ForwardScratch {
   }
 };
 
-/// Rows of the caller's tensors that are needed soon, fetched in pieces of four lines between runs of the products: in bursts
-/// they would fill the buffers for outstanding lines and stop the products. A step has no branch: at the end it repeats the last
-/// piece.
+/// Rows of the caller's tensors that are needed soon, fetched two lines at a time between runs of the products: in bursts they
+/// would fill the buffers for outstanding lines and stop the products. A step has no branch; at the end it repeats the last
+/// lines.
 class PrefetchRows {
  public:
   PrefetchRows() { pieces_[0] = reinterpret_cast<const std::byte*>(this); }
-  void add(const std::byte* row, std::int64_t stride, std::int64_t bytes, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i, row += stride) {
-      for (std::int64_t at = 0; at < bytes && end_ < kMost; at += kPieceBytes) pieces_[end_++] = row + at;
-    }
+  void add(const std::byte* row, std::int64_t bytes) {
+    for (std::int64_t at = 0; at < bytes && end_ < kMost; at += kPieceBytes) pieces_[end_++] = row + at;
   }
   FLASHQLA_INLINE void step() {
-    const std::byte* const piece = pieces_[at_];
-    at_ += at_ + 1 < end_;
-    FLASHQLA_UNROLL
-    for (int line = 0; line < kPieceBytes; line += 64) prefetch_far(piece + line);
+    const std::byte* const lines = pieces_[at_ / kSteps] + at_ % kSteps * kStepBytes;
+    prefetch_far(lines);
+    prefetch_far(lines + 64);
+    at_ += at_ + 1 < kSteps * end_;
   }
 
  private:
-  static constexpr int kPieceBytes = 256, kMost = 256;
+  static constexpr int kStepBytes = 128, kPieceBytes = 256, kSteps = kPieceBytes / kStepBytes, kMost = 256;
   const std::byte* pieces_[kMost];
   int at_ = 0, end_ = 0;
 };

@@ -111,27 +111,29 @@ inline void store_cumulative(const ChunkForwardArguments& arguments, std::int64_
   }
 }
 
-/// What comes after the h-th value head of an item's chunk: v and o of the next head (after the last: of the next chunk's first),
-/// and a part of the k and q of the next q/k head.
+/// What the h-th value head of an item fetches of the next chunk: its share of the tokens, with all heads of the item, so that
+/// rows that lie side by side are fetched side by side.
 template <int kTokens>
 inline void plan_prefetch(const ChunkForwardArguments& arguments, const ForwardItem& item, std::int64_t batch, std::int64_t token,
                           std::int64_t end, std::int64_t h, PrefetchRows& soon) {
   const InputArguments& in = arguments.inputs;
-  const auto add = [&](const auto& view, std::int64_t from, std::int64_t rows, std::int64_t head, std::int64_t element,
-                       std::int64_t elements) {
-    const std::int64_t bytes = element_bytes(view.dtype);
-    soon.add(reinterpret_cast<const std::byte*>(view.row(batch, from, head)) + element * bytes, view.stride_token * bytes,
-             elements * bytes, rows < end - from ? rows : end - from);
+  const std::int64_t share = parts_of(kTokens, item.heads), from = token + kTokens + h * share;
+  const auto add = [&](const auto& view, std::int64_t first_head, std::int64_t last_head, std::int64_t element,
+                       std::int64_t width) {
+    const std::int64_t bytes = element_bytes(view.dtype), heads = last_head - first_head + 1;
+    const bool side_by_side = view.stride_head == width;
+    for (std::int64_t t = from; t < from + share && t < end; ++t) {
+      for (std::int64_t i = 0; i < (side_by_side ? 1 : heads); ++i) {
+        const auto* row = reinterpret_cast<const std::byte*>(view.row(batch, t, first_head + i)) + element * bytes;
+        soon.add(row, (side_by_side ? heads : 1) * width * bytes);
+      }
+    }
   };
-  const std::int64_t width = item.range.end - item.range.begin, key = item.head_qk(h), last_key = item.head_qk(item.heads - 1);
-  const bool last = h + 1 == item.heads;
-  const std::int64_t group = item.heads < item.group ? item.heads : item.group, share = parts_of(kTokens, group);
-  const std::int64_t from = (key == last_key ? token + kTokens : token) + h % group * share;
-  const std::int64_t next_key = key == last_key ? item.head_qk(0) : key + 1;
-  add(in.k, from, share, next_key, 0, in.problem.dim_k);
-  add(in.q, from, share, next_key, 0, in.problem.dim_k);
-  add(in.v, last ? token + kTokens : token, kTokens, item.first_head + (last ? 0 : h + 1), item.range.begin, width);
-  add(arguments.o, last ? token + kTokens : token, kTokens, item.first_head + (last ? 0 : h + 1), item.range.begin, width);
+  const std::int64_t width = item.range.end - item.range.begin, last = item.first_head + item.heads - 1;
+  add(in.k, item.head_qk(0), item.head_qk(item.heads - 1), 0, in.problem.dim_k);
+  add(in.q, item.head_qk(0), item.head_qk(item.heads - 1), 0, in.problem.dim_k);
+  add(in.v, item.first_head, last, item.range.begin, width);
+  add(arguments.o, item.first_head, last, item.range.begin, width);
 }
 
 template <class Dot, int kTokens>
