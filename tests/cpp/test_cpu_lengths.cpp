@@ -37,6 +37,21 @@ TEST(CpuLengths, Each) {
   }
 }
 
+// The sums of a few tokens average no rounding away.
+TEST(CpuLengths, FewTokensOfWideHeads) {
+  for (std::int64_t T : {1, 2, 3, 4, 8, 17, 40, 70}) {
+    for (int l2norm : {0, 1}) {
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+        Case c = parse_case("op=backward Hq=1 Hv=2 K=128 V=128 dtype=bf16 d_final=1");
+        c.T = T;
+        c.l2norm = l2norm == 1;
+        c.seed = seed;
+        EXPECT_EQ(check_all(c), "");
+      }
+    }
+  }
+}
+
 TEST(CpuLengths, Thousands) {
   for (Op op : kChunkOps) {
     for (const char* text :

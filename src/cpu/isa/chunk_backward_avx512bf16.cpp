@@ -19,18 +19,19 @@
 
 namespace {
 
-/// Narrow heads go through f32: a sum of few rounded products keeps their error, and packing costs more than the dot products
-/// save.
-bool narrow(const Problem& problem) { return problem.dim_k < 64 || problem.dim_v < 64; }
+/// What goes through f32. Narrow heads: a sum of few rounded products keeps their error, and packing costs more than the dot
+/// products save. L2 normalisation inside: normalised rows, unlike the caller's, are not exact in bf16, and over a few tokens the
+/// gradients of the gate and of beta then leave their bounds.
+bool needs_f32(const Problem& problem) { return problem.qk_l2norm || problem.dim_k < 64 || problem.dim_v < 64; }
 
 std::size_t workspace(const ChunkBackward& descriptor, int threads) {
-  return narrow(descriptor.problem) ? avx512::kChunkBackward.workspace_bytes(descriptor, threads)
-                                    : backward_workspace<Bf16Dot>(descriptor, threads);
+  return needs_f32(descriptor.problem) ? avx512::kChunkBackward.workspace_bytes(descriptor, threads)
+                                       : backward_workspace<Bf16Dot>(descriptor, threads);
 }
 
 void run(const ChunkBackwardArguments& arguments, std::byte* memory, const Parallel& parallel) {
-  narrow(arguments.inputs.problem) ? avx512::kChunkBackward.run(arguments, memory, parallel)
-                                   : run_backward<Bf16Dot>(arguments, memory, parallel);
+  needs_f32(arguments.inputs.problem) ? avx512::kChunkBackward.run(arguments, memory, parallel)
+                                      : run_backward<Bf16Dot>(arguments, memory, parallel);
 }
 
 }  // namespace
