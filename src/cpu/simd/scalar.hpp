@@ -102,7 +102,9 @@ FLASHQLA_INLINE Vec from_f16_bits(LaneBits bits) {
 FLASHQLA_INLINE LaneBits to_f16_bits(Vec a) {
   const LaneBits bits = (LaneBits)a, sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
   const LaneBits subnormal = (LaneBits)((Vec)magnitude + 0.5f) - 0x3f000000;
-  const LaneBits normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  using Unsigned = std::uint32_t __attribute__((vector_size(16)));  // lanes that are not taken may wrap around
+  const Unsigned wide = (Unsigned)magnitude;
+  const LaneBits normal = (LaneBits)((wide - 0x38000000u + 0xfffu + ((wide >> 13) & 1u)) >> 13);
   const LaneBits finite = magnitude < 0x38800000 ? subnormal : normal;
   return sign | (magnitude > 0x7f800000 ? 0x7e00 : magnitude >= 0x477ff000 ? 0x7c00 : finite);
 }
