@@ -21,6 +21,11 @@ Beta beta_of(const std::string& name) {
   throw InvalidArgument("beta_mode: expected one, given, sigmoid or doubled_sigmoid, got " + name);
 }
 
+/// Python's None reaches an op as an undefined tensor.
+void expect_tensor(const char* name, const Tensor& tensor) {
+  if (!tensor.defined()) throw InvalidType(std::string(name) + ": expected Tensor, got NoneType");
+}
+
 void expect_rank_4(const char* name, const Tensor& tensor) {
   if (tensor.dim() == 4) return;
   throw InvalidArgument(std::string(name) + ": expected 4 dimensions [batch, tokens, heads, head size], got " +
@@ -55,6 +60,9 @@ Inputs::Inputs(ArgumentReader& reader)
 void Inputs::interpret() {
   problem.gate = gate_of(gate_);
   problem.beta = beta_of(beta_mode_);
+  expect_tensor("q", q);
+  expect_tensor("k", k);
+  expect_tensor("v", v);
   expect_rank_4("q", q);
   expect_rank_4("v", v);
   problem.batch = q.size(0);

@@ -57,14 +57,31 @@ def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q, k
 
 
+def expect_tensors(**named: object) -> None:
+    """For arguments that Python code looks into, or that an op takes as optional."""
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: expected Tensor, got {type(value).__name__}")
+
+
 def choose_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> Tensor | None:
     """The copy on the CPU, if there is one."""
     if cu_seqlens_cpu is None:
         return cu_seqlens
-    if cu_seqlens is not None and cu_seqlens.shape != cu_seqlens_cpu.shape:
+    if cu_seqlens is None:
+        return cu_seqlens_cpu
+    expect_tensors(cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
+    if cu_seqlens.shape != cu_seqlens_cpu.shape:
         raise ValueError(
             f"cu_seqlens_cpu: expected a copy of cu_seqlens, shape {tuple(cu_seqlens.shape)}, got {tuple(cu_seqlens_cpu.shape)}"
         )
+    on_cpu = (
+        cu_seqlens.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(cu_seqlens) is type(cu_seqlens_cpu) is Tensor
+    )
+    if on_cpu and cu_seqlens is not cu_seqlens_cpu and (cu_seqlens != cu_seqlens_cpu).any():
+        raise ValueError(f"cu_seqlens_cpu: expected a copy of cu_seqlens, {cu_seqlens.tolist()}, got {cu_seqlens_cpu.tolist()}")
     return cu_seqlens_cpu
 
 

@@ -14,6 +14,7 @@ import torch
 from ._load import OPS, not_loaded
 
 _MARKED = re.compile(r"flashqla:(TypeError|ValueError|NotImplementedError): (\w+)(.*)", re.DOTALL)
+_OTHER_SUBJECT = re.compile(r"(memory apart from that of )(\w+)")
 _TYPES = {"TypeError": TypeError, "ValueError": ValueError, "NotImplementedError": NotImplementedError}
 _SCHEMA_MISMATCH = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'")
 
@@ -28,8 +29,10 @@ _RENAMED = {
     "heads_v": "heads of v",
     "d_o": "do",
     "d_final_state": "dht",
+    "l2norm": "use_qk_l2norm_in_kernel",
 }
 _RENAMED_IN_POOLS = {
+    "state": "state_pool",
     "initial_state": "state_pool",
     "final_state": "state_pool",
     "read": "read_rows",
@@ -64,23 +67,36 @@ def _translated(name: str, arguments: tuple, error: RuntimeError) -> Exception |
     text = str(error)
     if marked := _MARKED.search(text):
         kind, subject, rest = marked.groups()
-        if name.endswith("_pool"):
-            subject = _RENAMED_IN_POOLS.get(subject, subject)
-        return _TYPES[kind](_RENAMED.get(subject, subject) + rest.strip())
+        rest = _OTHER_SUBJECT.sub(lambda match: match[1] + _public_name(name, match[2]), rest)
+        return _TYPES[kind](_public_name(name, subject) + rest.strip())
     if mismatch := _SCHEMA_MISMATCH.search(text):
         expected, subject, got = mismatch.groups()
-        return TypeError(f"{subject}: expected {expected}, got {got}")
+        return TypeError(f"{_public_name(name, subject)}: expected {expected}, got {got}")
     return device_error(name, arguments)
 
 
+def _public_name(name: str, subject: str) -> str:
+    """What the function that runs op `name` calls its argument `subject`."""
+    if name.endswith("_pool"):
+        subject = _RENAMED_IN_POOLS.get(subject, subject)
+    return _RENAMED.get(subject, subject)
+
+
 def device_error(name: str, arguments: tuple) -> Exception | None:
-    """The dispatcher found no kernel: tensors on several devices, or on one that there are no kernels for."""
-    names = [argument.name for argument in OPS[name]._schema.arguments]
-    devices = {n: value.device for n, value in zip(names, arguments, strict=True) if isinstance(value, torch.Tensor)}
-    for subject, device in devices.items():
-        if device != devices["q"]:
-            return ValueError(f"{subject}: expected device {devices['q']} as q, got {device}")
-    reason = device_support(devices["q"])
+    """The dispatcher found no kernel: tensors on several devices, on one that there are no kernels for, or no plain tensors."""
+    names = [_public_name(name, argument.name) for argument in OPS[name]._schema.arguments]
+    tensors = {n: value for n, value in zip(names, arguments, strict=True) if isinstance(value, torch.Tensor)}
+    for subject, tensor in tensors.items():
+        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
+            return TypeError(f"{subject}: expected a dense tensor, got {kind}")
+    if "q" not in tensors:
+        return None
+    expected = tensors["q"].device
+    for subject, tensor in tensors.items():
+        if tensor.device != expected:
+            return ValueError(f"{subject}: expected device {expected} as q, got {tensor.device}")
+    reason = device_support(expected)
     return NotImplementedError(reason) if reason else None
 
 

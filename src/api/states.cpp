@@ -76,15 +76,16 @@ void check_state_indices(const StateArguments& states, const StateTensors& tenso
 }
 
 void RowBook::begin(const char* index, const ConstTensorView& pool) {
+  indices_[num_indices_++] = index;
   if (num_groups_ == 1 && same_pool(*groups_[0].pool, pool)) return;
-  groups_[num_groups_++] = {index, &pool, count_};
+  groups_[num_groups_++] = {&pool, count_};
 }
 
 void RowBook::check(const StateArguments& states, const ConstTensorView& initial_state, std::int64_t sequences) {
   for (std::size_t i = 0; i < num_groups_; ++i) {
     const std::int64_t end = i + 1 < num_groups_ ? groups_[i + 1].begin : count_;
     std::sort(writes_ + groups_[i].begin, writes_ + end,
-              [](const Write& x, const Write& y) { return x.row != y.row ? x.row < y.row : x.sequence < y.sequence; });
+              [](const Write& x, const Write& y) { return x.row != y.row ? x.row < y.row : x.origin < y.origin; });
     check_group(groups_[i], end, states, initial_state, sequences);
   }
 }
@@ -95,9 +96,10 @@ void RowBook::check_group(const Group& group, std::int64_t end, const StateArgum
   const Write* const last = writes_ + end;
   for (const Write* write = first; write + 1 < last; ++write) {
     if (write[0].row == write[1].row) {
-      invalid(group.index, "every row written at most once",
-              "row " + number(write->row) + " for sequence " + number(write[0].sequence) + " and for sequence " +
-                  number(write[1].sequence));
+      const Write& later = write[0].origin % 2 > write[1].origin % 2 ? write[0] : write[1];  // of two indices the second
+      invalid(index_of(later), "every row written at most once",
+              "row " + number(write->row) + " for sequence " + number(write[0].sequence()) + " and for sequence " +
+                  number(write[1].sequence()));
     }
   }
   if (!initial_state.present() || !same_pool(initial_state, *group.pool)) return;
@@ -106,9 +108,10 @@ void RowBook::check_group(const Group& group, std::int64_t end, const StateArgum
     if (row < 0) continue;
     const Write* found =
         std::lower_bound(first, last, row, [](const Write& write, std::int64_t value) { return write.row < value; });
-    if (found != last && found->row == row && found->sequence != n) {
-      invalid(group.index, "no row written for one sequence and read for another",
-              "row " + number(row) + ", written for sequence " + number(found->sequence) + " and read for sequence " + number(n));
+    if (found != last && found->row == row && found->sequence() != n) {
+      invalid(
+          index_of(*found), "no row written for one sequence and read for another",
+          "row " + number(row) + ", written for sequence " + number(found->sequence()) + " and read for sequence " + number(n));
     }
   }
 }

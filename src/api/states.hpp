@@ -23,7 +23,9 @@ void check_row(const char* name, std::int64_t place, std::int64_t row, std::int6
 class RowBook {
  public:
   struct Write {
-    std::int64_t row, sequence;
+    std::int64_t row, origin;  // origin: twice the sequence, plus the number of the index that chose the row
+
+    std::int64_t sequence() const { return origin / 2; }
   };
 
   explicit RowBook(std::byte* scratch) : writes_(reinterpret_cast<Write*>(scratch)) {}
@@ -34,23 +36,25 @@ class RowBook {
   /// The writes that follow go to `pool`; `index` is the argument that chose their rows.
   void begin(const char* index, const ConstTensorView& pool);
   void add(std::int64_t row, std::int64_t sequence) {
-    if (row >= 0) writes_[count_++] = {row, sequence};
+    if (row >= 0) writes_[count_++] = {row, 2 * sequence + static_cast<std::int64_t>(num_indices_ - 1)};
   }
   void check(const StateArguments& states, const ConstTensorView& initial_state, std::int64_t sequences);
 
  private:
   struct Group {
-    const char* index = nullptr;
     const ConstTensorView* pool = nullptr;
     std::int64_t begin = 0;
   };
   void check_group(const Group& group, std::int64_t end, const StateArguments& states, const ConstTensorView& initial_state,
                    std::int64_t sequences) const;
 
+  const char* index_of(const Write& write) const { return indices_[static_cast<std::size_t>(write.origin % 2)]; }
+
   Write* writes_;
   std::int64_t count_ = 0;
   std::array<Group, 2> groups_{};
-  std::size_t num_groups_ = 0;
+  std::array<const char*, 2> indices_{};
+  std::size_t num_groups_ = 0, num_indices_ = 0;
 };
 
 }  // namespace flashqla::api

@@ -17,6 +17,8 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     >>> l2norm(torch.tensor([3.0, 4.0]))
     tensor([0.6000, 0.8000])
     """
+    if not x.is_floating_point():
+        raise TypeError(f"x: expected floating point, got {x.dtype}")
     wide = x if x.dtype == torch.float64 else x.float()
     normalised = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
     return normalised.to(output_dtype or x.dtype)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..._arguments import op_inputs, refuse_peer_options, state_order, wants_gradient
+from ..._arguments import expect_tensors, op_inputs, refuse_peer_options, state_order, wants_gradient
 from ..._call import call, warn_if_slow
 
 _TOKENS_PER_CHUNK = 64
@@ -180,7 +180,8 @@ def chunk_gated_delta_rule_fwd(
     with torch.no_grad():
         g, a, o, h, final_state = call("chunk_forward_low_level", arguments)
         if output_h:
-            h = h.unflatten(0, (q.shape[0], -1)) if cu_seqlens is None else h.unsqueeze(0)
+            chunks = (q.shape[1] + _TOKENS_PER_CHUNK - 1) // _TOKENS_PER_CHUNK
+            h = h.unflatten(0, (q.shape[0], chunks)) if cu_seqlens is None else h.unsqueeze(0)
     return g, a, o, h if output_h else None, final_state if output_final_state else None, None
 
 
@@ -230,7 +231,11 @@ def chunk_gated_delta_rule_bwd(
     refuse_peer_options(cp_context=cp_context)
     if cp_cache is not None:
         raise ValueError("cp_cache: expected None, which is what chunk_gated_delta_rule_fwd returns")
+    expect_tensors(q=q, k=k, v=v, g=g)
     if A is not None:
+        expect_tensors(A=A)
+        if A.device != k.device:
+            raise ValueError(f"A: expected device {k.device} as k, got {A.device}")
         expected = (*v.shape[:3], _TOKENS_PER_CHUNK)
         if tuple(A.shape) != expected:
             raise ValueError(f"A: expected shape {list(expected)}, got {list(A.shape)}")
@@ -243,6 +248,7 @@ def chunk_gated_delta_rule_bwd(
     wanted = 0b1111 | (beta is not None) << 4
     state = initial_state
     if initial_state is not None:
+        expect_tensors(initial_state=initial_state)
         wanted |= 1 << 5
         if initial_state.dtype in (torch.bfloat16, torch.float16):
             state = (

@@ -11,8 +11,10 @@ another (default: the same):
 import torch
 from torch import Tensor
 
-from ..._arguments import op_inputs, refuse_gradient
+from ..._arguments import expect_tensors, op_inputs, refuse_gradient
 from ..._call import call, warn_if_slow
+
+_TOKENS_PER_CHUNK = 64
 
 
 def chunk_gated_delta_rule_pool(
@@ -70,7 +72,8 @@ def chunk_gated_delta_rule_pool(
     >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
     (torch.Size([1, 200, 2, 64]), [3, 5, 6, 7])
     """
-    refuse_gradient("chunk_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool)
+    expect_tensors(state_pool=state_pool, read_rows=read_rows)
+    refuse_gradient("chunk_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool, checkpoints)
     if states_every is None:
         for name, value in (
             ("checkpoints", checkpoints),
@@ -125,14 +128,36 @@ def num_checkpoints(
     >>> num_checkpoints(64, cu_seqlens=torch.tensor([0, 150, 200])).tolist()
     [2, 0]
     """
+    if not isinstance(states_every, int) or states_every < 1 or states_every % _TOKENS_PER_CHUNK:
+        error = ValueError if isinstance(states_every, int) else TypeError
+        raise error(f"states_every: expected a positive multiple of {_TOKENS_PER_CHUNK}, got {states_every!r}")
     if cu_seqlens is not None:
+        _expect_integers("cu_seqlens", cu_seqlens)
+        if cu_seqlens.numel() == 0:
+            raise ValueError("cu_seqlens: expected shape [N+1], got [0]")
         lengths = cu_seqlens.to(torch.int64).diff()
     elif batch is None or tokens is None:
-        raise ValueError("num_checkpoints: needs cu_seqlens, or batch and tokens")
+        raise ValueError("cu_seqlens: needed unless batch and tokens are given")
     else:
+        for name, size in (("batch", batch), ("tokens", tokens)):
+            if size < 0:
+                raise ValueError(f"{name}: expected at least 0, got {size}")
         lengths = torch.full((batch,), tokens, dtype=torch.int64)
-    prefix = torch.zeros_like(lengths) if prefix_lengths is None else prefix_lengths.to(torch.int64)
+    if prefix_lengths is None:
+        return lengths // states_every
+    _expect_integers("prefix_lengths", prefix_lengths)
+    if prefix_lengths.shape != lengths.shape:
+        raise ValueError(f"prefix_lengths: expected shape [N={len(lengths)}], got {list(prefix_lengths.shape)}")
+    prefix = prefix_lengths.to(torch.int64)
     return (prefix + lengths) // states_every - prefix // states_every
+
+
+def _expect_integers(name: str, value: Tensor) -> None:
+    expect_tensors(**{name: value})
+    if value.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int64 or int32, got {value.dtype}")
+    if value.dim() != 1:
+        raise ValueError(f"{name}: expected one dimension, got {value.dim()}")
 
 
 def recurrent_gated_delta_rule_pool(
@@ -192,7 +217,8 @@ def recurrent_gated_delta_rule_pool(
     >>> o = recurrent_gated_delta_rule_pool(    # the first kept one draft, the second all three
     ...     *inputs(3), pool, rows, accepted=torch.tensor([1, 3]), token_rows=rows)
     """
-    refuse_gradient("recurrent_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool)
+    expect_tensors(state_pool=state_pool, read_rows=read_rows)
+    refuse_gradient("recurrent_gated_delta_rule_pool", q, k, v, g, beta, A_log, dt_bias, state_pool, token_states)
     inputs = op_inputs(
         q,
         k,
@@ -210,8 +236,21 @@ def recurrent_gated_delta_rule_pool(
         cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu,
     )
-    if token_states is not None and token_states.dim() == 5:
-        token_states = token_states.view(-1, *token_states.shape[2:])
+    if isinstance(token_states, Tensor) and token_states.dim() == 5 and isinstance(q, Tensor) and q.dim() == 4:
+        token_states = _as_rows(token_states, q)
     arguments = (*inputs, state_pool, read_rows, write_rows, accepted, token_states, token_rows)
     warn_if_slow("recurrent_forward_pool", arguments)
     return call("recurrent_forward_pool", arguments)
+
+
+def _as_rows(token_states: Tensor, q: Tensor) -> Tensor:
+    """[B, T, Hv, K, V] as [B * T, Hv, K, V], the same memory."""
+    batch, tokens = q.shape[:2]
+    if token_states.shape[:2] != (batch, tokens):
+        raise ValueError(f"token_states: expected shape [B={batch}, T={tokens}, Hv, K, V], got {list(token_states.shape)}")
+    if batch > 1 and tokens > 1 and token_states.stride(0) != tokens * token_states.stride(1):
+        raise ValueError(
+            "token_states: expected batch entries that follow each other without a gap, got strides "
+            f"{list(token_states.stride())}; pass the rows [rows, Hv, K, V] of the whole buffer and token_rows"
+        )
+    return token_states.view(batch * tokens, *token_states.shape[2:])
