@@ -63,11 +63,11 @@ Features detect() {
   const Feature avx512f{"AVX512F", bit(leaf7.ebx, 16)}, avx512bw{"AVX512BW", bit(leaf7.ebx, 30)},
       avx512dq{"AVX512DQ", bit(leaf7.ebx, 17)}, avx512vl{"AVX512VL", bit(leaf7.ebx, 31)},
       zmm{"ZMM registers enabled by the operating system", (xcr0 & kZmm) == kZmm};
-  const Feature avx512bf16{"AVX512_BF16", bit(leaf7_1.eax, 5)};
+  const Feature avx512bf16{"AVX512_BF16", bit(leaf7_1.eax, 5)}, avx512vnni{"AVX512_VNNI", bit(leaf7.ecx, 11)};
   const Registers vendor = cpuid(0, 0);
   const bool amd = vendor.ebx == 0x68747541u && vendor.edx == 0x69746e65u && vendor.ecx == 0x444d4163u;  // "AuthenticAMD"
   return {missing_of({avx2, fma, f16c, ymm}), missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm}),
-          missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm, avx512bf16}), amd};
+          missing_of({avx2, fma, f16c, ymm, avx512f, avx512bw, avx512dq, avx512vl, zmm, avx512bf16, avx512vnni}), amd};
 }
 
 #else

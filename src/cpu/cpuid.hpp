@@ -12,7 +12,7 @@ std::string missing_avx2();
 /// The above and AVX-512 F, BW, DQ and VL, with the ZMM and mask registers saved by the operating system.
 std::string missing_avx512();
 
-/// The above and AVX512_BF16.
+/// The above, AVX512_BF16 and AVX512_VNNI.
 std::string missing_avx512bf16();
 
 /// Whether its bf16 dot products do more work a cycle than f32 FMAs. AMD (Zen 4, Zen 5) issues as many vdpbf16ps as FMAs, each

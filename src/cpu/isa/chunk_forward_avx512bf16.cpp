@@ -13,6 +13,8 @@
 #include "cpu/kernels/chunk_forward_run.inl"
 #include "cpu/kernels/gemm_bf16.inl"
 
+#include "cpu/kernels/chunk_forward_fixed.inl"
+
 namespace {
 
 using Dot = Bf16Dot;

@@ -4,13 +4,6 @@
 /// 2 kWidth numbers to kWidth words: neighbours in one word.
 FLASHQLA_INLINE PairVec neighbour_words(Vec low, Vec high) { return (PairVec)_mm512_cvtne2ps_pbh(high, low); }
 
-/// Two rows to one row of words: first in the low halves.
-FLASHQLA_INLINE PairVec row_words_of(Vec first, Vec second) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
-                                         19, 3, 18, 2, 17, 1, 16, 0);
-  return _mm512_permutexvar_epi16(order, neighbour_words(first, second));
-}
-
 template <>
 struct Packing<Bf16Dot> {
   static constexpr bool kCopies = true;
@@ -20,7 +13,7 @@ struct Packing<Bf16Dot> {
     FLASHQLA_UNROLL
     for (int r = 0; r < kBlock; r += 2) {
       FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) store_pair(to + r / 2 * stride + j * kWidth, row_words_of(c[r][j], c[r + 1][j]));
+      for (int j = 0; j < kColumns; ++j) store_pair(to + r / 2 * stride + j * kWidth, pack_pair(c[r][j], c[r + 1][j]));
     }
   }
 
@@ -30,7 +23,7 @@ struct Packing<Bf16Dot> {
     for (std::int64_t r = 0; r < rows; r += 2) {
       for (std::int64_t j = 0; j < columns; j += kWidth) {
         store_pair(to + r / 2 * to_stride + j,
-                   row_words_of(load(from + r * from_stride + j), load(from + (r + 1) * from_stride + j)));
+                   pack_pair(load(from + r * from_stride + j), load(from + (r + 1) * from_stride + j)));
       }
     }
   }
@@ -40,11 +33,11 @@ struct Packing<Bf16Dot> {
     for (std::int64_t r = 0; r < rows; r += 2) {
       for (std::int64_t j = 0; j < columns; j += kWidth) {
         const Vec first = load(from + r * columns + j), second = load(from + (r + 1) * columns + j);
-        const PairVec rounded = row_words_of(first, second);
-        const Vec first_rest = sub(first, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
-        const Vec second_rest = sub(second, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-65536))));
+        const PairVec rounded = pack_pair(first, second);
+        const Vec first_rest = sub(first, first_of_pair(rounded));
+        const Vec second_rest = sub(second, second_of_pair(rounded));
         store_pair(to + r / 2 * columns + j, rounded);
-        store_pair(to + (rows + r) / 2 * columns + j, row_words_of(first_rest, second_rest));
+        store_pair(to + (rows + r) / 2 * columns + j, pack_pair(first_rest, second_rest));
       }
     }
   }

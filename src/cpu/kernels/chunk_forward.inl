@@ -4,14 +4,22 @@
 //   W = V - D o (K S);  U = (I + stril(E o (beta o K K^T)))^-1 (beta o W);  O = scale D o (Q S) + tril(scale E o Q K^T) U;  S =
 //   D_end S + K^T (R o U)
 // Once a q/k head: the transposed keys and queries, K K^T, Q K^T. Once a value head: the inverse and the two masked matrices.
-// Once a slab of columns, in the first-level cache: the rest. The dot policy does the products with K and Q; what stays in the
-// state (U, K^T U) is always f32, since with keys that repeat and beta near 2 an error made there is never forgotten. Included
-// inside an instruction set's namespace.
+// Once a slab of columns, in the first-level cache: the rest. The dot policy does the products with K and Q on the left. What
+// stays in the state is more delicate: U is always f32, and K^T (R o U) is f32 or, with packed operands, what
+// chunk_forward_fixed.inl makes of it. Included inside an instruction set's namespace.
 #pragma once
 
 #include "cpu/kernels/gates.inl"
 #include "cpu/kernels/gemm.inl"
 #include "cpu/kernels/states.inl"
+
+/// What chunk_forward_fixed.inl keeps of a chunk.
+template <int kTokens>
+struct PackedChunk {
+  alignas(64) float unscale[kTokens];  // what takes a token's key in fixed point back
+  bool keys_in_f32;                    // whether ForwardScratch::keys is there
+  bool precise;                        // whether the current value head takes K S and the update in f32
+};
 
 /// Scratch of one work item. `take` hands out 64-byte aligned pieces; with a null base it only counts.
 template <class Dot, int kTokens>
@@ -33,6 +41,9 @@ struct ForwardScratch {
   float *w, *u, *u_rest;             // W, U, R o U: [kTokens][slab]
   float* states;                     // [heads][padded_k * padded V], in slabs
   B* operands;                       // the same states as right operand: the same array, or pair rows
+  PackedChunk<kTokens>* packed;      // these three with packed operands only
+  std::int16_t* fixed_keys;          // [padded_k][kTokens]
+  B* fixed_rows;                     // [kTokens / 2][slab]
   std::size_t bytes = 0;
 
   ForwardScratch(std::byte* base, std::int64_t padded_k_, const SlabRange& range_, std::int64_t heads)
@@ -55,6 +66,9 @@ struct ForwardScratch {
     if constexpr (kPacked<Dot>) {
       take(base, padded_k * kTokens, keys);
       take(base, heads * state_size() / Dot::kPair, operands);
+      take(base, 1, packed);
+      take(base, padded_k * kTokens, fixed_keys);
+      take(base, kTokens / 2 * kSlabColumns, fixed_rows);
     } else {
       keys = panel;
       operands = states;
@@ -95,6 +109,15 @@ class PrefetchRows {
   const std::byte* pieces_[kMost];
   int at_ = 0, end_ = 0;
 };
+
+// Of chunk_forward_fixed.inl, for packed operands.
+template <class Dot, int kTokens>
+void prepare_fixed_keys(const ForwardScratch<Dot, kTokens>& x);
+template <class Dot, int kTokens>
+void choose_precision(const ForwardScratch<Dot, kTokens>& x);
+template <class Dot, int kTokens, int kColumns, class Prefetch>
+void update_slab_fixed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
+                       Prefetch& soon);
 
 /// The right operand of a state that has just been loaded.
 template <class Dot, int kTokens>
@@ -142,11 +165,11 @@ inline void prepare_keys(const ForwardScratch<Dot, kTokens>& x, const InputArgum
     const std::byte* first = view.row(batch, token, head_qk);
     if constexpr (kPacked<Dot>) {
       Dot::load_transposed(first, view.stride_token, n, kTokens, dim_k, padded_k, x.panel + part * kTokens, 2 * kTokens);
-      if (part == 0) load_transposed(first, view.dtype, view.stride_token, n, kTokens, dim_k, padded_k, x.keys, x.kKeysStride);
     } else {
       load_transposed(first, view.dtype, view.stride_token, n, kTokens, dim_k, padded_k, x.panel + part * kTokens, 2 * kTokens);
     }
   }
+  if constexpr (kPacked<Dot>) prepare_fixed_keys(x);
   prepare_factors(x, in.problem);
   for (std::int64_t column = 0; column < kTokens; column += kWidth) {
     const Operands<Dot> product{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair,
@@ -202,8 +225,8 @@ FLASHQLA_INLINE void scale_rows(const float* factors, Vec (&c)[kRows][kColumns])
 
 /// K S and Q S of one slab: W goes to x.w, scale D o (Q S) to `values`.
 template <class Dot, int kTokens, int kColumns>
-FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const typename Dot::B* operand, float* values,
-                                  PrefetchRows& soon) {
+FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const float* state, const typename Dot::B* operand,
+                                  float* values, PrefetchRows& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
   const std::int64_t row_stride = x.range.padded(), steps = x.padded_k / Dot::kPair;
   const float *read_k = x.read_k, *read_q = x.read_q;
@@ -211,18 +234,21 @@ FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const t
   const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair, operand,
                                  kSlab};
   const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step(); };
-  multiply_rows<Dot, kColumns>(
-      projection, 0, kTokens, steps,
-      [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
-        const float *v = values + row * row_stride, *factors = read_k + row;
-        FLASHQLA_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          FLASHQLA_UNROLL
-          for (int j = 0; j < kColumns; ++j) c[i][j] = fnmadd(set1(factors[i]), c[i][j], load(v + i * row_stride + j * kWidth));
-        }
-        store_block(w + row * kSlab, kSlab, c);
-      },
-      meanwhile);
+  const auto finish_w = [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
+    const float *v = values + row * row_stride, *factors = read_k + row;
+    FLASHQLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) c[i][j] = fnmadd(set1(factors[i]), c[i][j], load(v + i * row_stride + j * kWidth));
+    }
+    store_block(w + row * kSlab, kSlab, c);
+  };
+  if (kPacked<Dot> && x.packed->precise) {
+    const Operands<F32Dot> keys{x.keys, 1, x.kKeysStride, state, kSlab};
+    multiply_rows<F32Dot, kColumns>(keys, 0, kTokens, x.padded_k, finish_w, meanwhile);
+  } else {
+    multiply_rows<Dot, kColumns>(projection, 0, kTokens, steps, finish_w, meanwhile);
+  }
   multiply_rows<Dot, kColumns>(
       projection, kTokens, 2 * kTokens, steps,
       [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
@@ -284,8 +310,11 @@ FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int
 template <class Dot, int kTokens, int kColumns>
 inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
                          float* values, PrefetchRows& soon) {
-  project_slab<Dot, kTokens, kColumns>(x, operand, values, soon);
+  project_slab<Dot, kTokens, kColumns>(x, state, operand, values, soon);
   solve_slab<Dot, kTokens, kColumns>(x, n, values);
+  if constexpr (kPacked<Dot>) {
+    if (!x.packed->precise) return update_slab_fixed<Dot, kTokens, kColumns>(x, n, state, operand, soon);
+  }
   update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }
 
@@ -299,6 +328,7 @@ inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwa
   const std::int64_t width = range.end - range.begin;
   prepare_gates(in, batch, token, position, head, n, *x.gates);
   prepare_head(x, static_cast<float>(in.scale));
+  if constexpr (kPacked<Dot>) choose_precision(x);
   load_rows(in.v.row(batch, token, head) + range.begin * element_bytes(in.v.dtype), in.v.dtype, in.v.stride_token, n, kTokens,
             width, range.padded(), x.values);
   for (std::int64_t s = 0; s < range.slabs(); ++s) {

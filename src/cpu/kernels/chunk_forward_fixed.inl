@@ -1,0 +1,141 @@
+// With Bf16Dot, the update of the state S = D_end S + K^T (R o U) in 16-bit fixed point. Included after chunk_forward.inl and
+// gemm_bf16.inl, inside namespace avx512bf16.
+//
+// Rounding R o U to bf16 is not accurate enough: nothing downstream of it in the chunk corrects the error, and where keys repeat
+// the parts of 32 tokens cancel, so that the state would be up to 2e-2 off with beta 1. Fixed point has the same speed and 15
+// bits instead of 8, because what counts is the error relative to the sum over the tokens:
+//   keys   int16 [padded K][tokens], each token scaled by a power of two so that its largest element is in [2^12, 2^13): exact
+//          for all elements down to 1/32 of the largest (bf16 has 8 bits), 13 bits for the rest
+//   R o U  times what the keys were divided by, scaled per column so that no number exceeds 2^15 and no column's absolute sum
+//   2^18
+// so that no sum of products exceeds 2^31 and the integers are exact. A column with NaN or infinity gets such a scale and stays
+// alone with it.
+//
+// Where an error is never forgotten (a token with beta |k|^2 near 2 reflects the state instead of contracting it) even that would
+// add up over thousands of tokens with the same key. There the update is in f32: `choose_precision`, from the chunk's own tokens.
+#pragma once
+
+#include "cpu/kernels/chunk_forward.inl"
+#include "cpu/kernels/gemm_bf16.inl"
+
+inline constexpr float kMostBeta = 1.4f;
+inline constexpr float kFixedSum = 0x1p18f;            // of a column of |R o U|
+inline constexpr float kFixedMost = 32767.0f;          // of its elements
+inline constexpr int kFixedKeyBits = 12, kBias = 127;  // 2^12 <= largest element of a key; of the exponent of f32
+
+/// Keys in fixed point, and the factor (a power of two) that takes them back.
+template <class Dot, int kTokens>
+inline void prepare_fixed_keys(const ForwardScratch<Dot, kTokens>& x) {
+  static_assert(kTokens == 2 * kWidth);
+  constexpr int kBlocks = kTokens / kWidth;
+  PackedChunk<kTokens>& packed = *x.packed;
+  packed.keys_in_f32 = false;
+  const __m512i magnitude = _mm512_set1_epi32(0x7fff7fff);
+  Vec scale[kBlocks];
+  for (int l = 0; l < kBlocks; ++l) {
+    __m512i most = _mm512_setzero_si512();  // bf16 without the sign is ordered like integers; NaN comes last
+    for (std::int64_t p = 0; p < x.padded_k / 2; ++p)
+      most = _mm512_max_epu16(most, _mm512_and_si512(load_pair(x.panel + p * 2 * kTokens + l * kWidth), magnitude));
+    most = _mm512_max_epu16(most, _mm512_slli_epi32(most, 16));
+    const __m512i exponent = _mm512_max_epi32(_mm512_srli_epi32(most, 23), _mm512_set1_epi32(2 * kFixedKeyBits));
+    const __m512i up = _mm512_sub_epi32(_mm512_set1_epi32(2 * kBias + kFixedKeyBits), exponent);
+    scale[l] = _mm512_castsi512_ps(_mm512_slli_epi32(up, 23));
+    store(packed.unscale + l * kWidth,
+          _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(exponent, _mm512_set1_epi32(kFixedKeyBits)), 23)));
+  }
+  for (std::int64_t p = 0; p < x.padded_k / 2; ++p) {
+    const PairVec low = load_pair(x.panel + p * 2 * kTokens), high = load_pair(x.panel + p * 2 * kTokens + kWidth);
+    std::int16_t* const to = x.fixed_keys + 2 * p * kTokens;
+    store_int16(to, mul(scale[0], first_of_pair(low)), mul(scale[1], first_of_pair(high)));
+    store_int16(to + kTokens, mul(scale[0], second_of_pair(low)), mul(scale[1], second_of_pair(high)));
+  }
+}
+
+/// Whether the current value head needs f32; what its update takes. After prepare_head.
+template <class Dot, int kTokens>
+inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
+  PackedChunk<kTokens>& packed = *x.packed;
+  float sum = 0.0f, squares = 0.0f;
+  bool stable = true;
+  for (int i = 0; i < kTokens; ++i) {
+    const float beta = x.gates->beta[i] * x.gram[i * kTokens + i];
+    stable = stable && beta >= 0.0f && beta <= 2.0f;  // false for NaN
+    sum += beta;
+    squares += beta * beta;
+  }
+  packed.precise = !(stable && squares <= kMostBeta * sum);
+  if (!packed.precise) {
+    for (int i = 0; i < kTokens; i += kWidth) store(x.write_k + i, mul(load(x.write_k + i), load(packed.unscale + i)));
+  } else if (!packed.keys_in_f32) {
+    packed.keys_in_f32 = true;
+    for (std::int64_t p = 0; p < x.padded_k / 2; ++p) {
+      for (int i = 0; i < kTokens; i += kWidth) {
+        const PairVec pair = load_pair(x.panel + p * 2 * kTokens + i);
+        store(x.keys + 2 * p * kTokens + i, first_of_pair(pair));
+        store(x.keys + (2 * p + 1) * kTokens + i, second_of_pair(pair));
+      }
+    }
+  }
+}
+
+/// R o U of a slab to fixed point: x.fixed_rows. `unit`: what one is worth, of each column.
+template <class Dot, int kTokens, int kColumns>
+FLASHQLA_INLINE void fix_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, Vec (&unit)[kColumns]) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  const float* const rows = x.u_rest;
+  Vec scale[kColumns];
+  FLASHQLA_UNROLL
+  for (int j = 0; j < kColumns; ++j) {
+    constexpr int kSums = 4;
+    Vec sums[kSums] = {zero(), zero(), zero(), zero()}, most[kSums] = {zero(), zero(), zero(), zero()};
+    for (std::int64_t i = n; i < round_up(n, kSums); ++i) store(x.u_rest + i * kSlab + j * kWidth, zero());
+    for (std::int64_t i = 0; i < n; i += kSums) {
+      FLASHQLA_UNROLL
+      for (int s = 0; s < kSums; ++s) {
+        const Vec a = abs(load(rows + (i + s) * kSlab + j * kWidth));
+        sums[s] = add(sums[s], a);
+        most[s] = max(most[s], a);
+      }
+    }
+    const Vec sum = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
+    const Vec largest = max(max(most[0], most[1]), max(most[2], most[3]));
+    unit[j] = max(max(set1(0x1p-100f), mul(largest, set1(1.0f / kFixedMost))),
+                  mul(sum, set1(1.0f / kFixedSum)));  // the sum has any NaN
+    scale[j] = div(set1(1.0f), unit[j]);
+  }
+  for (std::int64_t i = 0; i < n; i += 2) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      const float* const row = rows + i * kSlab + j * kWidth;
+      store_pair(x.fixed_rows + i / 2 * kSlab + j * kWidth,
+                 pack_int16(mul(scale[j], load(row)), mul(scale[j], load(row + kSlab))));
+    }
+  }
+}
+
+/// As update_slab.
+template <class Dot, int kTokens, int kColumns, class Prefetch>
+FLASHQLA_INLINE void update_slab_fixed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state,
+                                       typename Dot::B* operand, Prefetch& soon) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  Vec unit[kColumns];
+  fix_slab<Dot, kTokens, kColumns>(x, n, unit);
+  const Operands<Int16Dot> update{x.fixed_keys, kTokens, 2, x.fixed_rows, kSlab};
+  const Vec total = set1(x.gates->total);
+  const std::int64_t steps = (n + 1) / 2;
+  for_row_blocks<kColumns>(0, x.padded_k, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
+    Vec c[kRows][kColumns];
+    float* const p = state + row * kSlab;
+    soon.step();
+    clear_block(c);
+    multiply_block<Int16Dot, kRows, kColumns>(update, row, steps, c);
+    FLASHQLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j)
+        c[i][j] = fmadd(unit[j], from_int32(c[i][j]), mul(total, load(p + i * kSlab + j * kWidth)));
+    }
+    store_block(p, kSlab, c);
+    if constexpr (kRows % 2 == 0) Dot::store_b(operand, kSlab, row, c);
+  });
+}
