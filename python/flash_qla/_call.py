@@ -10,6 +10,7 @@ import sys
 import warnings
 
 import torch
+from torch.autograd import forward_ad
 
 from ._load import OPS, not_loaded
 
@@ -49,7 +50,18 @@ def call(name: str, arguments: tuple):
         raise not_loaded()
     if torch.compiler.is_compiling():
         return op(*arguments)  # its fake kernel calls with_typed_errors
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        refuse_forward_mode(arguments)
     return with_typed_errors(name, arguments)
+
+
+def refuse_forward_mode(arguments: tuple) -> None:
+    """An op without autograd would drop the tangents silently."""
+    for value in arguments:
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise NotImplementedError(
+                "flash_qla: forward-mode derivatives of the gated delta rule do not exist; use reverse mode (backward)"
+            )
 
 
 def with_typed_errors(name: str, arguments: tuple):
@@ -72,6 +84,10 @@ def _translated(name: str, arguments: tuple, error: RuntimeError) -> Exception |
     if mismatch := _SCHEMA_MISMATCH.search(text):
         expected, subject, got = mismatch.groups()
         return TypeError(f"{_public_name(name, subject)}: expected {expected}, got {got}")
+    if "functorch transforms" in text:
+        return NotImplementedError(
+            "flash_qla: torch.func.grad and its like do not exist for the gated delta rule; use backward() or torch.autograd.grad"
+        )
     return device_error(name, arguments)
 
 
@@ -87,7 +103,7 @@ def device_error(name: str, arguments: tuple) -> Exception | None:
     names = [_public_name(name, argument.name) for argument in OPS[name]._schema.arguments]
     tensors = {n: value for n, value in zip(names, arguments, strict=True) if isinstance(value, torch.Tensor)}
     for subject, tensor in tensors.items():
-        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+        if not is_dense(tensor):
             kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
             return TypeError(f"{subject}: expected a dense tensor, got {kind}")
     if "q" not in tensors:
@@ -98,6 +114,10 @@ def device_error(name: str, arguments: tuple) -> Exception | None:
             return ValueError(f"{subject}: expected device {expected} as q, got {tensor.device}")
     reason = device_support(expected)
     return NotImplementedError(reason) if reason else None
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def device_support(device: torch.device | str) -> str | None:
@@ -120,7 +140,7 @@ _warned: set[str] = set()
 
 def warn_if_slow(name: str, arguments: tuple) -> None:
     """One warning for each reason why the slow reference has to run. Costs a look-up in a set once a kind of call is known."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return  # the fake kernels ask
     q, _, v = arguments[:3]
     if type(q) not in _PLAIN or type(v) not in _PLAIN or q.dim() != 4 or v.dim() != 4:
@@ -128,8 +148,25 @@ def warn_if_slow(name: str, arguments: tuple) -> None:
     kind = (name, q.dtype, q.size(3), v.size(3), *arguments[9:13])
     if kind in _known:
         return
-    warn_if_reference(name, q.dtype, call(f"explain_{name}", arguments))
-    _known.add(kind)
+    # Asked with tensors of no content: those of the call may be under a transform (vmap), which explanations know nothing of.
+    question = tuple(meta_like(x) if isinstance(x, torch.Tensor) else x for x in arguments)
+    if not any(new is None and old is not None for new, old in zip(question, arguments, strict=True)):
+        warn_if_reference(name, q.dtype, call(f"explain_{name}", question))
+        _known.add(kind)
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Shape, strides and dtype alone; None if a size is one that only the data will tell, or if there are no strides."""
+    if not is_dense(tensor):
+        return None
+    sizes, strides = ([_known_size(x) for x in numbers] for numbers in (tensor.shape, tensor.stride()))
+    if None in sizes or None in strides:
+        return None
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
+
+
+def _known_size(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else getattr(size.node, "_hint", None)
 
 
 def warn_if_reference(name: str, dtype: torch.dtype, answers: list[str]) -> None:

@@ -8,22 +8,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ._call import device_error, warn_if_reference, with_typed_errors
+from ._call import device_error, meta_like, warn_if_reference, with_typed_errors
 from ._load import OPS
 
 _TOKENS_PER_CHUNK = 64
-
-
-def _known_size(size: int | torch.SymInt) -> int | None:
-    return size if isinstance(size, int) else getattr(size.node, "_hint", None)
-
-
-def _meta_like(tensor: Tensor) -> Tensor | None:
-    sizes = [_known_size(size) for size in tensor.shape]
-    strides = [_known_size(stride) for stride in tensor.stride()]
-    if None in sizes or None in strides:
-        return None
-    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
 
 
 def _check(name: str, arguments: tuple) -> None:
@@ -31,7 +19,7 @@ def _check(name: str, arguments: tuple) -> None:
     if error is not None:
         raise error
     with unset_fake_temporarily():
-        concrete = [_meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
+        concrete = [meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
         if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
             return  # a size that only the data will tell: the call itself checks it
         answers = with_typed_errors(f"explain_{name}", tuple(concrete))
