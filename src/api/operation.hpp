@@ -10,6 +10,7 @@
 
 #include "api/problem.hpp"
 #include "api/tensors.hpp"
+#include "common/parallel.hpp"
 #include "dispatch/choose.hpp"
 
 namespace flashqla::api {
@@ -43,6 +44,7 @@ template <class Descriptor, class Arguments>
 void execute(const Plan<Descriptor>& plan, const Arguments& arguments, const Workspace& workspace, Parallel parallel) {
   if (parallel.threads > plan.threads) parallel.threads = plan.threads;
   if (parallel.run == nullptr) parallel = serial();
+  const QuietFloatEnvironment quiet;
   detail::operation_of(*plan.chosen, plan.descriptor).run(arguments, static_cast<std::byte*>(workspace.data), parallel);
 }
 

@@ -58,6 +58,30 @@ class ScopedFloatEnvironment {
   FloatEnvironment saved_;
 };
 
+/// For as long as it lives no floating-point exception traps; then the thread's environment is as it was, its exception flags
+/// included. Masked lanes of a kernel may overflow where no result does: the caller must not see that.
+class QuietFloatEnvironment {
+ public:
+#if defined(__x86_64__)
+  QuietFloatEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kMasks); }
+  ~QuietFloatEnvironment() { _mm_setcsr(saved_); }
+
+ private:
+  static constexpr unsigned kMasks = 0x1f80;
+  unsigned saved_;
+#else
+  QuietFloatEnvironment() { std::feholdexcept(&saved_); }
+  ~QuietFloatEnvironment() { std::fesetenv(&saved_); }
+
+ private:
+  std::fenv_t saved_;
+#endif
+
+ public:
+  QuietFloatEnvironment(const QuietFloatEnvironment&) = delete;
+  QuietFloatEnvironment& operator=(const QuietFloatEnvironment&) = delete;
+};
+
 /// Number of slots that for_each_item uses for so many items.
 inline std::int64_t num_slots(const Parallel& parallel, std::int64_t items) {
   const std::int64_t threads = parallel.run == nullptr ? 1 : parallel.threads;
