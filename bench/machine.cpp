@@ -1,6 +1,7 @@
 #include "bench/machine.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -220,6 +221,8 @@ ColdMemory::ColdMemory(std::size_t bytes) : storage_(bytes + 4096) {
   bytes_ = bytes;
 }
 
+/// One thread: by its own CPU time. Several visit their parts of a piece at the same moment, and the wall time from the first
+/// start to the last end counts: each by its own CPU time would add up rates that the memory never gave at once.
 template <class Visit>
 double ColdMemory::bandwidth(int threads, const Visit& visit) {
   const std::size_t pieces = bytes_ / kPieceBytes;
@@ -227,14 +230,28 @@ double ColdMemory::bandwidth(int threads, const Visit& visit) {
   const std::size_t count = std::min(pieces, kPassBytes / kPieceBytes);
   next_piece_ = (first + count) % pieces;
   const auto part = kPieceBytes / static_cast<std::size_t>(threads) / 4096 * 4096;
-  return sum_over_threads(threads, [&](int thread) {
-    Timings timings;
+  std::vector<std::vector<double>> begins(static_cast<std::size_t>(threads), std::vector<double>(count)), ends = begins;
+  std::atomic<std::size_t> arrived{0};
+  sum_over_threads(threads, [&](int thread) {
+    const auto t = static_cast<std::size_t>(thread);
+    const clockid_t clock = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
     for (std::size_t i = 0; i < count; ++i) {
-      std::byte* begin = data_ + (first + i) % pieces * kPieceBytes + part * static_cast<std::size_t>(thread);
-      timings.time([&] { visit(begin, part); });
+      ++arrived;
+      while (arrived < (i + 1) * begins.size()) std::this_thread::yield();
+      std::byte* data = data_ + (first + i) % pieces * kPieceBytes + part * t;
+      begins[t][i] = seconds_of(clock);
+      visit(data, part);
+      ends[t][i] = seconds_of(clock);
     }
-    return 2 * static_cast<double>(part) / median(timings.cpu);
+    return 0.0;
   });
+  std::vector<double> seconds(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    double begin = begins[0][i], end = ends[0][i];
+    for (std::size_t t = 1; t < begins.size(); ++t) begin = std::min(begin, begins[t][i]), end = std::max(end, ends[t][i]);
+    seconds[i] = end - begin;
+  }
+  return 2 * static_cast<double>(part * begins.size()) / median(seconds);
 }
 
 double ColdMemory::update_bandwidth(int threads) {

@@ -36,7 +36,8 @@ class ColdMemory {
   std::size_t bytes() const { return bytes_; }
 
   /// Bytes per second (both directions counted) of the fastest of several loops that scale fp32 numbers in place / copy them,
-  /// median over the pieces of one pass over part of the memory. The threads work on neighbouring parts of each piece.
+  /// median over the pieces of one pass over part of the memory. The threads work on neighbouring parts of each piece,
+  /// at the same time.
   double update_bandwidth(int threads);
   double copy_bandwidth(int threads);
 
