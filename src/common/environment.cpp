@@ -20,4 +20,6 @@ bool log_choices() {
   return !value.empty() && value != "0";
 }
 
+std::string_view state_walk() { return read("FLASHQLA_STATE_WALK"); }
+
 }  // namespace flashqla::environment

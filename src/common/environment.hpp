@@ -1,5 +1,5 @@
-// Every environment variable that the library reads. They are read at each plan, so that a program (or a test) may change them
-// between two.
+// Every environment variable that the library reads. They are read at each plan (the last one at each run), so that a program (or
+// a test) may change them between two.
 #pragma once
 
 #include <string_view>
@@ -12,5 +12,9 @@ std::string_view forced_implementation();
 
 /// FLASHQLA_LOG: anything but unset, empty and "0" prints each choice of an implementation to stderr.
 bool log_choices();
+
+/// FLASHQLA_STATE_WALK: "in_order" or "side_by_side" reads the states of recurrent_forward so, whatever the processor prefers;
+/// empty when unset.
+std::string_view state_walk();
 
 }  // namespace flashqla::environment

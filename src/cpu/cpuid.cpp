@@ -90,5 +90,6 @@ std::string missing_avx2() { return features().missing_avx2; }
 std::string missing_avx512() { return features().missing_avx512; }
 std::string missing_avx512bf16() { return features().missing_avx512bf16; }
 bool bf16_dot_is_fast() { return features().amd && features().missing_avx512bf16.empty(); }
+bool prefers_one_stream() { return features().amd; }
 
 }  // namespace flashqla::cpu

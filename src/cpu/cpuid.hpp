@@ -19,4 +19,8 @@ std::string missing_avx512bf16();
 /// with twice the work; Intel's processors with AVX-512 one every other cycle against two FMAs a cycle: half the work.
 bool bf16_dot_is_fast();
 
+/// Whether its hardware prefetching follows one stream of reads at a time: AMD's (Zen 4) reads two rows of 512 bytes side by side
+/// at half the speed of one after the other, eight at less, prefetch instructions or not; Intel's follows eight.
+bool prefers_one_stream();
+
 }  // namespace flashqla::cpu

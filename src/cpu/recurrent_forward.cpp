@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
+#include "common/environment.hpp"
 #include "common/parallel.hpp"
+#include "cpu/cpuid.hpp"
 
 namespace flashqla::cpu {
 namespace {
 
-/// A slab's f32 state stays in a first-level cache of 48 KB from token to token.
+constexpr std::int64_t kMostColumns = 128;
+
+/// Side by side, a slab's f32 state stays in a first-level cache of 48 KB from token to token.
 constexpr std::int64_t kSlabBytes = 32768;
 
 /// State elements times tokens below which a second thread costs more than it saves, and pieces of work per thread above it.
@@ -17,19 +22,24 @@ constexpr std::int64_t kRunsPerThread = 4;
 
 std::int64_t padded(std::int64_t n) { return (n + kRecurrentPadding - 1) / kRecurrentPadding * kRecurrentPadding; }
 
+bool rows_in_order() {
+  const std::string_view forced = environment::state_walk();
+  return forced.empty() ? prefers_one_stream() : forced == "in_order";
+}
+
 /// With one token a sequence a key_value state streams from memory, best in long pieces of its rows; with more it should stay in
-/// the cache.
-std::int64_t slab_columns(const Problem& problem) {
+/// the first-level cache. In order the long pieces matter most.
+std::int64_t slab_columns(const Problem& problem, bool in_order) {
   const bool one_token = problem.batch * problem.tokens < 2 * problem.sequences();
-  std::int64_t columns = 128;
-  if (!one_token || problem.state_layout == StateLayout::value_key)
+  std::int64_t columns = kMostColumns;
+  if (!in_order && (!one_token || problem.state_layout == StateLayout::value_key))
     while (columns > 16 && columns * padded(problem.dim_k) * static_cast<std::int64_t>(sizeof(float)) > kSlabBytes) columns /= 2;
   return std::min(columns, problem.dim_v);
 }
 
-/// The slab in f32, prepared k and q, and the three rows between the sweeps.
+/// The slab in f32, prepared k and q, and the three rows between the sweeps; enough for any width of slabs.
 std::size_t scratch_bytes(const Problem& problem) {
-  const std::int64_t dim_k = padded(problem.dim_k), columns = padded(slab_columns(problem));
+  const std::int64_t dim_k = padded(problem.dim_k), columns = padded(std::min(kMostColumns, problem.dim_v));
   return static_cast<std::size_t>(dim_k * columns + 2 * kPreparedTokens * dim_k + 3 * columns) * sizeof(float);
 }
 
@@ -52,7 +62,8 @@ void run_recurrent_forward(const RecurrentForwardArguments& arguments, std::byte
   const Problem& problem = arguments.inputs.problem;
   RecurrentWork work;
   work.arguments = &arguments;
-  work.slab_columns = slab_columns(problem);
+  work.in_order = rows_in_order();
+  work.slab_columns = slab_columns(problem, work.in_order);
   work.slabs_per_head = (problem.dim_v + work.slab_columns - 1) / work.slab_columns;
 
   const std::int64_t slabs = work.slabs();

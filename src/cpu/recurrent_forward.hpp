@@ -23,6 +23,7 @@ struct RecurrentWork {
   const RecurrentForwardArguments* arguments = nullptr;
   std::int64_t slab_columns = 0;
   std::int64_t slabs_per_head = 0;
+  bool in_order = false;  // rows one after another, as they lie in memory
 
   std::int64_t slabs() const { return arguments->inputs.sequences.count * arguments->inputs.problem.heads_v * slabs_per_head; }
 };

@@ -2,6 +2,7 @@
 // layouts. Comparisons are bit for bit wherever the same operations are done in the same order.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,8 @@ namespace {
 Case case_of(const std::string& text) { return parse_case("op=recurrent " + text); }
 
 /// Sizes that a slab holds exactly, that need several slabs, and that need padding.
-const std::vector<std::string> kSizes{"Hv=2 K=128 V=128", "Hv=1 K=256 V=200", "Hv=2 K=64 V=160", "Hv=3 K=20 V=36",
-                                      "Hv=2 K=5 V=7"};
+const std::vector<std::string> kSizes{"Hv=2 K=128 V=128", "Hv=1 K=256 V=200", "Hv=2 K=64 V=160",
+                                      "Hv=3 K=20 V=36",   "Hv=2 K=5 V=7",     "Hv=1 K=64 V=64"};
 const std::vector<std::string> kLayouts{"layout=key_value", "layout=value_key"};
 
 Tensor index_tensor(std::vector<std::int64_t> sizes, const std::vector<std::int64_t>& values) {
@@ -194,6 +195,30 @@ TEST(Recurrent, LayoutsAgree) {
         turned_back[i] = by_value.at("final_state")[static_cast<std::size_t>((matrix * c.V + v) * c.K + k)];
       }
       EXPECT_LE(relative_rms(by_key.at("final_state"), turned_back), 1e-6) << implementation << ' ' << sizes;
+    }
+  }
+}
+
+/// Both ways to read the states, whichever the processor prefers.
+TEST(Recurrent, BitsDoNotDependOnTheWalk) {
+  const std::vector<std::string> states{"state=f32", "state=bf16 dtype=bf16", "state=f16 dtype=f16"};
+  for (const std::string& implementation : cpu_implementations(Op::recurrent, DType::f32)) {
+    for (const std::string& sizes : kSizes) {
+      for (const std::string& layout : kLayouts) {
+        for (const std::string& state : states) {
+          for (const char* tokens : {"T=1", "T=3"}) {
+            const Case c = case_of("B=2 pool=in_place " + sizes + " " + layout + " " + tokens + " " + state);
+            const Tensors inputs = make_inputs(c);
+            const auto run_with = [&](const char* walk) {
+              setenv("FLASHQLA_STATE_WALK", walk, 1);
+              const Values values = run_case(c, inputs, {implementation});
+              unsetenv("FLASHQLA_STATE_WALK");
+              return values;
+            };
+            EXPECT_EQ(bit_differences(run_with("in_order"), run_with("side_by_side")), "") << implementation << ' ' << to_text(c);
+          }
+        }
+      }
     }
   }
 }

@@ -19,27 +19,34 @@
 
 namespace flashqla::test {
 
-/// 16 floats whose conversion is checked at once.
-struct Sixteen {
-  float f[16];
-  std::uint16_t bf16[16], f16[16];
+/// 32 floats whose conversion is checked at once. Suffix "two": by the operations on two vectors.
+struct Numbers {
+  float f[32], f_two[32];
+  std::uint16_t bf16[32], bf16_two[32], f16[32];
 };
 
 }  // namespace flashqla::test
 
 // One function for each instruction set: f -> bf16 and f16, and back into f.
-#define FLASHQLA_TEST_CONVERSIONS                                               \
-  inline void narrow(flashqla::test::Sixteen& x) {                              \
-    for (int i = 0; i < 16; i += kWidth) {                                      \
-      store_bf16(x.bf16 + i, load(x.f + i));                                    \
-      store_f16(x.f16 + i, load(x.f + i));                                      \
-    }                                                                           \
-  }                                                                             \
-  inline void widen_bf16(flashqla::test::Sixteen& x) {                          \
-    for (int i = 0; i < 16; i += kWidth) store(x.f + i, load_bf16(x.bf16 + i)); \
-  }                                                                             \
-  inline void widen_f16(flashqla::test::Sixteen& x) {                           \
-    for (int i = 0; i < 16; i += kWidth) store(x.f + i, load_f16(x.f16 + i));   \
+#define FLASHQLA_TEST_CONVERSIONS                                                                                   \
+  inline void narrow(flashqla::test::Numbers& x) {                                                                  \
+    for (int i = 0; i < 32; i += kWidth) {                                                                          \
+      store_bf16(x.bf16 + i, load(x.f + i));                                                                        \
+      store_f16(x.f16 + i, load(x.f + i));                                                                          \
+    }                                                                                                               \
+    for (int i = 0; i < 32; i += 2 * kWidth) store_bf16_two(x.bf16_two + i, load(x.f + i), load(x.f + i + kWidth)); \
+  }                                                                                                                 \
+  inline void widen_bf16(flashqla::test::Numbers& x) {                                                              \
+    for (int i = 0; i < 32; i += kWidth) store(x.f + i, load_bf16(x.bf16 + i));                                     \
+    for (int i = 0; i < 32; i += 2 * kWidth) {                                                                      \
+      Vec a, b;                                                                                                     \
+      load_bf16_two(x.bf16 + i, a, b);                                                                              \
+      store(x.f_two + i, a);                                                                                        \
+      store(x.f_two + i + kWidth, b);                                                                               \
+    }                                                                                                               \
+  }                                                                                                                 \
+  inline void widen_f16(flashqla::test::Numbers& x) {                                                               \
+    for (int i = 0; i < 32; i += kWidth) store(x.f + i, load_f16(x.f16 + i));                                       \
   }
 
 #include "cpu/simd/scalar_begin.inc"
@@ -59,9 +66,9 @@ namespace {
 
 struct Conversions {
   const char* name;
-  void (*narrow)(Sixteen&);
-  void (*widen_bf16)(Sixteen&);
-  void (*widen_f16)(Sixteen&);
+  void (*narrow)(Numbers&);
+  void (*widen_bf16)(Numbers&);
+  void (*widen_f16)(Numbers&);
 };
 
 std::vector<Conversions> conversions() {
@@ -80,13 +87,16 @@ bool same(float a, float b) {
 
 TEST(Simd, WidensEvery16BitPattern) {
   for (const Conversions& set : conversions()) {
-    for (std::uint32_t first = 0; first < 0x10000; first += 16) {
-      Sixteen x;
-      for (std::uint32_t i = 0; i < 16; ++i) x.bf16[i] = x.f16[i] = static_cast<std::uint16_t>(first + i);
+    for (std::uint32_t first = 0; first < 0x10000; first += 32) {
+      Numbers x;
+      for (std::uint32_t i = 0; i < 32; ++i) x.bf16[i] = x.f16[i] = static_cast<std::uint16_t>(first + i);
       set.widen_bf16(x);
-      for (int i = 0; i < 16; ++i) ASSERT_TRUE(same(x.f[i], bf16_to_float(x.bf16[i]))) << set.name << " bf16 " << first + i;
+      for (int i = 0; i < 32; ++i) {
+        ASSERT_TRUE(same(x.f[i], bf16_to_float(x.bf16[i]))) << set.name << " bf16 " << first + i;
+        ASSERT_TRUE(same(x.f_two[i], bf16_to_float(x.bf16[i]))) << set.name << " bf16, two vectors " << first + i;
+      }
       set.widen_f16(x);
-      for (int i = 0; i < 16; ++i) ASSERT_TRUE(same(x.f[i], f16_to_float(x.f16[i]))) << set.name << " f16 " << first + i;
+      for (int i = 0; i < 32; ++i) ASSERT_TRUE(same(x.f[i], f16_to_float(x.f16[i]))) << set.name << " f16 " << first + i;
     }
   }
 }
@@ -94,15 +104,21 @@ TEST(Simd, WidensEvery16BitPattern) {
 TEST(Simd, NarrowsAroundEveryBoundary) {
   for (const Conversions& set : conversions()) {
     for (std::uint32_t high = 0; high < 0x10000; ++high) {
-      Sixteen x;
-      // Below, at and above the halfway points of bf16 (bit 15) and of f16 (bit 12), for even and odd results.
+      Numbers x;
+      // Below, at and above the halfway points of bf16 (bit 15) and of f16 (bit 12), for even and odd results. The second half
+      // holds no NaN, so that pairs of vectors with NaN in one of them occur.
       constexpr std::uint32_t kLow[16] = {0,      1,      0xfff,  0x1000, 0x1001, 0x1fff, 0x2000, 0x2fff,
                                           0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xffff};
-      for (int i = 0; i < 16; ++i) x.f[i] = std::bit_cast<float>((high << 16) | kLow[i]);
-      set.narrow(x);
       for (int i = 0; i < 16; ++i) {
-        ASSERT_TRUE(same(bf16_to_float(x.bf16[i]), bf16_to_float(float_to_bf16(x.f[i]))))
-            << set.name << " bf16 " << high << ' ' << i;
+        x.f[i] = std::bit_cast<float>((high << 16) | kLow[i]);
+        x.f[16 + i] = std::bit_cast<float>(((high & 0x807f) << 16) | 0x3f000000 | kLow[i]);
+      }
+      set.narrow(x);
+      for (int i = 0; i < 32; ++i) {
+        const std::uint16_t bf16 = float_to_bf16(x.f[i]);
+        ASSERT_TRUE(same(bf16_to_float(x.bf16[i]), bf16_to_float(bf16))) << set.name << " bf16 " << high << ' ' << i;
+        ASSERT_TRUE(same(bf16_to_float(x.bf16_two[i]), bf16_to_float(bf16)))
+            << set.name << " bf16, two vectors " << high << ' ' << i;
         ASSERT_TRUE(same(f16_to_float(x.f16[i]), f16_to_float(float_to_f16(x.f[i])))) << set.name << " f16 " << high << ' ' << i;
       }
     }

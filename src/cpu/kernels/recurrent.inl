@@ -118,18 +118,31 @@ inline SlabRows start_of_slab(const RecurrentForwardArguments& arguments, const 
   return scratch;
 }
 
-/// Either side is f32, or both have one dtype.
-inline void step_slab_of_any(const SlabShape& shape, const SlabRows& from, Source source, const SlabRows& to,
-                             const TokenStep& step) {
-  const bool from_f32 = from.dtype == DType::f32, to_f32 = to.dtype == DType::f32;
-  if (from_f32 && to_f32 && source == Source::memory) return step_slab<F32Rows, F32Rows, Source::memory>(shape, from, to, step);
-  if (from_f32 && to_f32) return step_slab<F32Rows, F32Rows, Source::cache>(shape, from, to, step);
-  if (from_f32 && to.dtype == DType::bf16) return step_slab<F32Rows, Bf16Rows, Source::cache>(shape, from, to, step);
-  if (from_f32) return step_slab<F32Rows, F16Rows, Source::cache>(shape, from, to, step);
-  if (from.dtype == DType::bf16 && to_f32) return step_slab<Bf16Rows, F32Rows, Source::memory>(shape, from, to, step);
-  if (from.dtype == DType::bf16) return step_slab<Bf16Rows, Bf16Rows, Source::memory>(shape, from, to, step);
-  if (to_f32) return step_slab<F16Rows, F32Rows, Source::memory>(shape, from, to, step);
-  step_slab<F16Rows, F16Rows, Source::memory>(shape, from, to, step);
+template <Walk kWalk>
+inline void step_f32_slab(const SlabShape& shape, const SlabRows& from, const SlabRows& to, const TokenStep& step) {
+  if (to.dtype == DType::f32) return step_slab<F32Rows, F32Rows, kWalk>(shape, from, to, step);
+  if (to.dtype == DType::bf16) return step_slab<F32Rows, Bf16Rows, kWalk>(shape, from, to, step);
+  step_slab<F32Rows, F16Rows, kWalk>(shape, from, to, step);
+}
+
+template <class Rows, Walk kWalk>
+inline void step_narrow_slab(const SlabShape& shape, const SlabRows& from, const SlabRows& to, const TokenStep& step) {
+  if (to.dtype == DType::f32) return step_slab<Rows, F32Rows, kWalk>(shape, from, to, step);
+  step_slab<Rows, Rows, kWalk>(shape, from, to, step);
+}
+
+/// Either side is f32, or both have one dtype. Only f32 slabs are ever in the cache.
+inline void step_slab_of_any(const SlabShape& shape, const SlabRows& from, Walk walk, const SlabRows& to, const TokenStep& step) {
+  constexpr Walk kFar = Walk::side_by_side_far;
+  if (walk == Walk::in_order) {
+    if (from.dtype == DType::f32) return step_f32_slab<Walk::in_order>(shape, from, to, step);
+    if (from.dtype == DType::bf16) return step_narrow_slab<Bf16Rows, Walk::in_order>(shape, from, to, step);
+    return step_narrow_slab<F16Rows, Walk::in_order>(shape, from, to, step);
+  }
+  if (from.dtype == DType::bf16) return step_narrow_slab<Bf16Rows, kFar>(shape, from, to, step);
+  if (from.dtype == DType::f16) return step_narrow_slab<F16Rows, kFar>(shape, from, to, step);
+  if (walk == kFar && to.dtype == DType::f32) return step_slab<F32Rows, F32Rows, kFar>(shape, from, to, step);
+  step_f32_slab<Walk::side_by_side>(shape, from, to, step);
 }
 
 /// Where the state after a token goes: `kept` and `end` are its destinations (null data: none). Straight to the caller's memory
@@ -146,8 +159,10 @@ inline SlabRows update_target(const SlabShape& shape, const SlabRows& slab, cons
   return !more_readers && convertible ? target : scratch;
 }
 
-inline void run_slab(const RecurrentForwardArguments& arguments, const SlabPlace& place, const RecurrentScratch& scratch,
+/// `next`: the state of the slab after this one, or null.
+inline void run_slab(const RecurrentWork& work, const SlabPlace& place, const std::byte* next, const RecurrentScratch& scratch,
                      PreparedTokens& prepared) {
+  const RecurrentForwardArguments& arguments = *work.arguments;
   const InputArguments& in = arguments.inputs;
   const std::int64_t tokens = in.sequences.length(place.sequence), batch = in.sequences.batch(place.sequence);
   const SlabShape shape = slab_shape(in.problem.state_layout, in.problem.dim_k, place.columns);
@@ -157,7 +172,7 @@ inline void run_slab(const RecurrentForwardArguments& arguments, const SlabPlace
   if (write_row >= 0) end = caller_slab(arguments.states.final_state, write_row, place.head, place.column);
 
   SlabRows slab = start_of_slab(arguments, place, shape, scratch_slab);
-  Source source = slab.data == scratch_slab.data ? Source::cache : Source::memory;
+  Walk walk = work.in_order ? Walk::in_order : slab.data == scratch_slab.data ? Walk::side_by_side : Walk::side_by_side_far;
   for (std::int64_t token = 0; token < tokens; ++token) {
     const std::int64_t t = token % kPreparedTokens, tokens_left = tokens - token - 1;
     if (t == 0)
@@ -183,26 +198,39 @@ inline void run_slab(const RecurrentForwardArguments& arguments, const SlabPlace
     step.sum_k = scratch.sum_k;
     step.sum_q = scratch.sum_q;
     step.e = scratch.e;
+    step.next = tokens_left == 0 ? next : nullptr;
     const bool wanted = tokens_left > 0 || kept.data != nullptr || end.data != nullptr;
     const SlabRows to = wanted ? update_target(shape, slab, kept, end, tokens_left, scratch_slab) : SlabRows{};
-    step_slab_of_any(shape, slab, source, to, step);
+    step_slab_of_any(shape, slab, walk, to, step);
     if (kept.data != nullptr && to.data != kept.data) store_slab(shape, to, kept);
     slab = to;
-    source = Source::cache;
+    if (!work.in_order) walk = Walk::side_by_side;
   }
   if (end.data != nullptr && slab.data != end.data) store_slab(shape, slab, end);
+}
+
+/// Where the state of a slab begins that lies in one piece of the caller's memory; else null.
+inline const std::byte* piece_of_slab(const RecurrentForwardArguments& arguments, const SlabPlace& place) {
+  const StateView<const std::byte>& states = arguments.states.initial_state;
+  const std::int64_t row = arguments.states.read_row(place.sequence), dim_k = arguments.inputs.problem.dim_k;
+  const std::int64_t width = states.layout == StateLayout::key_value ? place.columns : dim_k;
+  if (row < 0 || states.stride_outer != width) return nullptr;
+  return caller_slab(states, row, place.head, place.column).data;
 }
 
 inline void run_recurrent_slabs(const RecurrentWork& work, std::int64_t begin, std::int64_t end, std::byte* scratch_bytes) {
   const RecurrentForwardArguments& arguments = *work.arguments;
   const RecurrentScratch scratch(scratch_bytes, work);
   PreparedTokens prepared;
+  SlabPlace place(work, begin);
   for (std::int64_t slab = begin; slab < end; ++slab) {
-    const SlabPlace place(work, slab);
+    const SlabPlace next(work, slab + 1);  // past the end: never used
     if (arguments.states.padding(place.sequence)) {
       zero_columns(arguments, place);
     } else {
-      run_slab(arguments, place, scratch, prepared);
+      const bool ask = work.in_order && slab + 1 < end;
+      run_slab(work, place, ask ? piece_of_slab(arguments, next) : nullptr, scratch, prepared);
     }
+    place = next;
   }
 }

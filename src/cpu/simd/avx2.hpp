@@ -60,13 +60,17 @@ FLASHQLA_INLINE float sum(Vec a) {
 FLASHQLA_INLINE Vec from_bf16_bits(__m128i bits) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
-FLASHQLA_INLINE __m128i to_bf16_bits(Vec a) {
+/// Round to nearest even, NaN stays NaN: the bf16 values in the lower halves of the lanes, zeros above.
+FLASHQLA_INLINE __m256i round_to_bf16(Vec a) {
   const __m256i bits = _mm256_castps_si256(a);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
   const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-  const __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+FLASHQLA_INLINE __m128i to_bf16_bits(Vec a) {
+  const __m256i result = round_to_bf16(a);
   return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
 }
 /// The first n of eight 16-bit numbers, zeros beyond.
@@ -87,6 +91,15 @@ FLASHQLA_INLINE Vec load_bf16(const std::uint16_t* p) {
 }
 FLASHQLA_INLINE Vec load_bf16_partial(const std::uint16_t* p, int n) { return from_bf16_bits(load_u16_partial(p, n)); }
 FLASHQLA_INLINE void store_bf16(std::uint16_t* p, Vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_bf16_bits(a)); }
+/// Two vectors that lie one after the other.
+FLASHQLA_INLINE void load_bf16_two(const std::uint16_t* p, Vec& a, Vec& b) {
+  a = load_bf16(p);
+  b = load_bf16(p + kWidth);
+}
+FLASHQLA_INLINE void store_bf16_two(std::uint16_t* p, Vec a, Vec b) {
+  const __m256i mixed = _mm256_packus_epi32(round_to_bf16(a), round_to_bf16(b));  // a, b, a, b: four of each in turn
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
+}
 FLASHQLA_INLINE void store_bf16_partial(std::uint16_t* p, Vec a, int n) { store_u16_partial(p, to_bf16_bits(a), n); }
 FLASHQLA_INLINE Vec load_f16(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -72,13 +72,16 @@ FLASHQLA_INLINE float sum(Vec a) {
 FLASHQLA_INLINE Vec from_bf16_bits(__m256i bits) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
-/// Round to nearest even, NaN stays NaN: the bf16 values in the upper halves of the lanes (lower halves undefined).
+/// Round to nearest even, for any number but NaN: the bf16 values in the upper halves of the lanes (lower halves undefined).
+FLASHQLA_INLINE __m512i round_number_to_bf16(Vec a) {
+  const __m512i bits = _mm512_castps_si512(a), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+  return _mm512_mask_sub_epi32(half, odd, half, _mm512_set1_epi32(-1));
+}
+/// The same for any value: NaN stays NaN.
 FLASHQLA_INLINE __m512i round_to_bf16(Vec a) {
-  const __m512i bits = _mm512_castps_si512(a);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_mask_or_epi32(round_number_to_bf16(a), nan, _mm512_castps_si512(a), _mm512_set1_epi32(0x400000));
 }
 FLASHQLA_INLINE __m256i to_bf16_bits(Vec a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(a), 16)); }
 
@@ -89,6 +92,27 @@ FLASHQLA_INLINE Vec load_bf16_partial(const std::uint16_t* p, int n) {
   return from_bf16_bits(_mm256_maskz_loadu_epi16(first_lanes_mask(n), p));
 }
 FLASHQLA_INLINE void store_bf16(std::uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16_bits(a)); }
+/// Two vectors that lie one after the other.
+FLASHQLA_INLINE void load_bf16_two(const std::uint16_t* p, Vec& a, Vec& b) {
+  // Word i of the first half, respectively the second, to the upper half of lane i.
+  const __m512i first = _mm512_set_epi32(0xf0000, 0xe0000, 0xd0000, 0xc0000, 0xb0000, 0xa0000, 0x90000, 0x80000, 0x70000, 0x60000,
+                                         0x50000, 0x40000, 0x30000, 0x20000, 0x10000, 0x0);
+  const __m512i second = _mm512_or_si512(first, _mm512_set1_epi32(0x100000));
+  const __m512i bits = _mm512_loadu_si512(p);
+  a = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, first, bits));
+  b = _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, second, bits));
+}
+FLASHQLA_INLINE void store_bf16_two(std::uint16_t* p, Vec a, Vec b) {
+  const __m512i upper =
+      _mm512_set_epi32(0x3f003d, 0x3b0039, 0x370035, 0x330031, 0x2f002d, 0x2b0029, 0x270025, 0x230021, 0x1f001d, 0x1b0019,
+                       0x170015, 0x130011, 0xf000d, 0xb0009, 0x70005, 0x30001);  // words 1, 3, 5, ... of both
+  __m512i bits_a = round_number_to_bf16(a), bits_b = round_number_to_bf16(b);
+  if (__builtin_expect(_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0, 0)) {
+    bits_a = round_to_bf16(a);
+    bits_b = round_to_bf16(b);
+  }
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(bits_a, upper, bits_b));
+}
 FLASHQLA_INLINE void store_bf16_partial(std::uint16_t* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, first_lanes_mask(n), to_bf16_bits(a));
 }

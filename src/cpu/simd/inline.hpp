@@ -9,8 +9,10 @@
 #define FLASHQLA_RESTRICT __restrict__
 #if defined(__clang__)
 #define FLASHQLA_UNROLL _Pragma("clang loop unroll(full)")
+#define FLASHQLA_NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
 #define FLASHQLA_UNROLL _Pragma("GCC unroll 32")
+#define FLASHQLA_NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
 namespace flashqla::cpu {

@@ -112,6 +112,15 @@ FLASHQLA_INLINE LaneBits to_f16_bits(Vec a) {
 FLASHQLA_INLINE Vec load_bf16(const std::uint16_t* p) { return from_bf16_bits(load_u16(p)); }
 FLASHQLA_INLINE Vec load_bf16_partial(const std::uint16_t* p, int n) { return from_bf16_bits(load_u16_partial(p, n)); }
 FLASHQLA_INLINE void store_bf16(std::uint16_t* p, Vec a) { store_u16(p, to_bf16_bits(a)); }
+/// Two vectors that lie one after the other.
+FLASHQLA_INLINE void load_bf16_two(const std::uint16_t* p, Vec& a, Vec& b) {
+  a = load_bf16(p);
+  b = load_bf16(p + kWidth);
+}
+FLASHQLA_INLINE void store_bf16_two(std::uint16_t* p, Vec a, Vec b) {
+  store_bf16(p, a);
+  store_bf16(p + kWidth, b);
+}
 FLASHQLA_INLINE void store_bf16_partial(std::uint16_t* p, Vec a, int n) { store_u16_partial(p, to_bf16_bits(a), n); }
 FLASHQLA_INLINE Vec load_f16(const std::uint16_t* p) { return from_f16_bits(load_u16(p)); }
 FLASHQLA_INLINE Vec load_f16_partial(const std::uint16_t* p, int n) { return from_f16_bits(load_u16_partial(p, n)); }
