@@ -13,7 +13,7 @@
 #include "cpu/kernels/chunk_forward_run.inl"
 #include "cpu/kernels/gemm_bf16.inl"
 
-#include "cpu/kernels/chunk_forward_fixed.inl"
+#include "cpu/kernels/chunk_forward_packed.inl"
 
 namespace {
 

@@ -115,9 +115,10 @@ template <class Dot, int kTokens>
 void prepare_fixed_keys(const ForwardScratch<Dot, kTokens>& x);
 template <class Dot, int kTokens>
 void choose_precision(const ForwardScratch<Dot, kTokens>& x);
-template <class Dot, int kTokens, int kColumns, class Prefetch>
-void update_slab_fixed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
-                       Prefetch& soon);
+// Of chunk_forward_packed.inl.
+template <class Dot, int kTokens, class Prefetch>
+void advance_packed(const ForwardScratch<Dot, kTokens>& x, const ConstTokenView& v, const MutableTokenView& o, std::int64_t batch,
+                    std::int64_t token, std::int64_t head, std::int64_t place, std::int64_t n, Prefetch& soon);
 
 /// The right operand of a state that has just been loaded.
 template <class Dot, int kTokens>
@@ -312,9 +313,6 @@ inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, 
                          float* values, PrefetchRows& soon) {
   project_slab<Dot, kTokens, kColumns>(x, state, operand, values, soon);
   solve_slab<Dot, kTokens, kColumns>(x, n, values);
-  if constexpr (kPacked<Dot>) {
-    if (!x.packed->precise) return update_slab_fixed<Dot, kTokens, kColumns>(x, n, state, operand, soon);
-  }
   update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }
 
@@ -328,7 +326,10 @@ inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwa
   const std::int64_t width = range.end - range.begin;
   prepare_gates(in, batch, token, position, head, n, *x.gates);
   prepare_head(x, static_cast<float>(in.scale));
-  if constexpr (kPacked<Dot>) choose_precision(x);
+  if constexpr (kPacked<Dot>) {
+    choose_precision(x);
+    if (!x.packed->precise) return advance_packed(x, in.v, arguments.o, batch, token, head, place, n, soon);
+  }
   load_rows(in.v.row(batch, token, head) + range.begin * element_bytes(in.v.dtype), in.v.dtype, in.v.stride_token, n, kTokens,
             width, range.padded(), x.values);
   for (std::int64_t s = 0; s < range.slabs(); ++s) {

@@ -78,48 +78,68 @@ inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
   }
 }
 
-/// R o U of a slab to fixed point: x.fixed_rows. `unit`: what one is worth, of each column.
-template <class Dot, int kTokens, int kColumns>
-FLASHQLA_INLINE void fix_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, Vec (&unit)[kColumns]) {
-  constexpr std::int64_t kSlab = kColumns * kWidth;
-  const float* const rows = x.u_rest;
-  Vec scale[kColumns];
-  FLASHQLA_UNROLL
-  for (int j = 0; j < kColumns; ++j) {
-    constexpr int kSums = 4;
-    Vec sums[kSums] = {zero(), zero(), zero(), zero()}, most[kSums] = {zero(), zero(), zero(), zero()};
-    for (std::int64_t i = n; i < round_up(n, kSums); ++i) store(x.u_rest + i * kSlab + j * kWidth, zero());
-    for (std::int64_t i = 0; i < n; i += kSums) {
+/// What one is worth in the columns of R o U, and its reciprocal.
+template <int kColumns>
+struct FixedUnit {
+  Vec worth[kColumns], scale[kColumns];
+};
+
+/// How large the columns of R o U are.
+template <int kColumns>
+class FixedRange {
+ public:
+  FLASHQLA_INLINE FixedRange() {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) sum_[0][j] = sum_[1][j] = most_[j] = zero();
+  }
+  template <int kRows>
+  FLASHQLA_INLINE void add(const Vec (&c)[kRows][kColumns]) {
+    FLASHQLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
       FLASHQLA_UNROLL
-      for (int s = 0; s < kSums; ++s) {
-        const Vec a = abs(load(rows + (i + s) * kSlab + j * kWidth));
-        sums[s] = add(sums[s], a);
-        most[s] = max(most[s], a);
+      for (int j = 0; j < kColumns; ++j) {
+        const Vec a = abs(c[i][j]);
+        sum_[i % 2][j] = avx512::add(sum_[i % 2][j], a);
+        most_[j] = max(most_[j], a);
       }
     }
-    const Vec sum = add(add(sums[0], sums[1]), add(sums[2], sums[3]));
-    const Vec largest = max(max(most[0], most[1]), max(most[2], most[3]));
-    unit[j] = max(max(set1(0x1p-100f), mul(largest, set1(1.0f / kFixedMost))),
-                  mul(sum, set1(1.0f / kFixedSum)));  // the sum has any NaN
-    scale[j] = div(set1(1.0f), unit[j]);
   }
-  for (std::int64_t i = 0; i < n; i += 2) {
+  FLASHQLA_INLINE FixedUnit<kColumns> unit() const {
+    FixedUnit<kColumns> unit;
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
-      const float* const row = rows + i * kSlab + j * kWidth;
-      store_pair(x.fixed_rows + i / 2 * kSlab + j * kWidth,
-                 pack_int16(mul(scale[j], load(row)), mul(scale[j], load(row + kSlab))));
+      const Vec by_most = max(set1(0x1p-100f), mul(most_[j], set1(1.0f / kFixedMost)));
+      const Vec by_sum = mul(avx512::add(sum_[0][j], sum_[1][j]), set1(1.0f / kFixedSum));
+      unit.worth[j] = max(by_most, by_sum);  // NaN is in the sum if anywhere
+      unit.scale[j] = div(set1(1.0f), unit.worth[j]);
+    }
+    return unit;
+  }
+
+ private:
+  Vec sum_[2][kColumns], most_[kColumns];
+};
+
+/// Rows [row, row + kRows) of R o U to fixed point.
+template <class Dot, int kTokens, int kColumns, int kRows>
+FLASHQLA_INLINE void fix_rows(const ForwardScratch<Dot, kTokens>& x, std::int64_t row, const FixedUnit<kColumns>& unit) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  FLASHQLA_UNROLL
+  for (int i = 0; i < kRows; i += 2) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      const float* const from = x.u_rest + (row + i) * kSlab + j * kWidth;
+      store_pair(x.fixed_rows + (row + i) / 2 * kSlab + j * kWidth,
+                 pack_int16(mul(unit.scale[j], load(from)), mul(unit.scale[j], load(from + kSlab))));
     }
   }
 }
 
-/// As update_slab.
+/// As update_slab, from the rows in fixed point.
 template <class Dot, int kTokens, int kColumns, class Prefetch>
-FLASHQLA_INLINE void update_slab_fixed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state,
-                                       typename Dot::B* operand, Prefetch& soon) {
+FLASHQLA_NOINLINE void update_fixed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, const FixedUnit<kColumns>& unit,
+                                    float* state, typename Dot::B* operand, Prefetch& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
-  Vec unit[kColumns];
-  fix_slab<Dot, kTokens, kColumns>(x, n, unit);
   const Operands<Int16Dot> update{x.fixed_keys, kTokens, 2, x.fixed_rows, kSlab};
   const Vec total = set1(x.gates->total);
   const std::int64_t steps = (n + 1) / 2;
@@ -133,7 +153,7 @@ FLASHQLA_INLINE void update_slab_fixed(const ForwardScratch<Dot, kTokens>& x, st
     for (int i = 0; i < kRows; ++i) {
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j)
-        c[i][j] = fmadd(unit[j], from_int32(c[i][j]), mul(total, load(p + i * kSlab + j * kWidth)));
+        c[i][j] = fmadd(unit.worth[j], from_int32(c[i][j]), mul(total, load(p + i * kSlab + j * kWidth)));
     }
     store_block(p, kSlab, c);
     if constexpr (kRows % 2 == 0) Dot::store_b(operand, kSlab, row, c);

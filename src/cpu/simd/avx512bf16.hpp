@@ -20,9 +20,10 @@ FLASHQLA_INLINE PairVec set1_pair(const std::uint16_t* p) {
 }
 /// acc + a.first * b.first + a.second * b.second.
 FLASHQLA_INLINE Vec dot_pair(Vec acc, PairVec a, PairVec b) { return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b); }
-/// The same of pairs of int16; acc holds int32.
+/// The same of pairs of int16; acc holds int32. Not the intrinsic: gcc 12 copies an accumulator of another type before and after.
 FLASHQLA_INLINE Vec dot_int16(Vec acc, PairVec a, PairVec b) {
-  return _mm512_castsi512_ps(_mm512_dpwssd_epi32(_mm512_castps_si512(acc), a, b));
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
 }
 FLASHQLA_INLINE Vec from_int32(Vec a) { return _mm512_cvtepi32_ps(_mm512_castps_si512(a)); }
 /// Two rows of f32, rounded to bf16 and interleaved.
