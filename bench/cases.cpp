@@ -16,6 +16,7 @@ struct Choice {
 constexpr Choice<Op> kOps[] = {{"forward", Op::forward}, {"backward", Op::backward}, {"recurrent", Op::recurrent}};
 constexpr Choice<DType> kDTypes[] = {{"f32", DType::f32}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 constexpr Choice<StateLayout> kLayouts[] = {{"key_value", StateLayout::key_value}, {"value_key", StateLayout::value_key}};
+constexpr Choice<bool> kNoYes[] = {{"no", false}, {"yes", true}};
 constexpr Choice<Temperature> kTemperatures[] = {{"cold", Temperature::cold}, {"warm", Temperature::warm}};
 
 template <class Value, std::size_t N>
@@ -58,6 +59,8 @@ void set(Case& result, const std::string& key, const std::string& value) {
     result.layout = choose(kLayouts, value);
   } else if (key == "states") {
     result.states = choose(kTemperatures, value);
+  } else if (key == "saved") {
+    result.saved = choose(kNoYes, value);
   } else if (key == "threads") {
     result.threads = static_cast<int>(positive(value));
   } else if (key == "implementation") {

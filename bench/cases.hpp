@@ -23,6 +23,7 @@ struct Case {
   DType state_dtype = DType::f32;
   StateLayout layout = StateLayout::key_value;
   Temperature states = Temperature::cold;
+  bool saved = false;  // the forward leaves errors and states for the backward; the backward is given them
   int threads = 1;
   std::string implementation = "best";  // or a name, as FLASHQLA_IMPL takes it
 };

@@ -86,6 +86,11 @@ Measurement measure(const Case& bench_case, const Plan& plan, double seconds, Co
   return result;
 }
 
+/// What the forward leaves for the backward; one element that no call is given where the case does without.
+Tensor saved_tensor(const Case& bench_case) {
+  return Tensor(DType::f32, {bench_case.saved ? saved_elements(ChunkForward{problem_of(bench_case)}) : 1});
+}
+
 Measurement run_forward(const Case& bench_case, double seconds, ColdMemory& memory) {
   Random random(1);
   Inputs inputs = make_inputs(bench_case, random);
@@ -95,6 +100,8 @@ Measurement run_forward(const Case& bench_case, double seconds, ColdMemory& memo
   tensors.inputs = views_of(inputs);
   tensors.states.final_state = final_state.view();
   tensors.o = o.view();
+  Tensor saved = saved_tensor(bench_case);
+  if (bench_case.saved) tensors.saved = saved.view();
   ChunkForward descriptor;
   descriptor.problem = problem_of(bench_case);
   const auto planned = plan(descriptor, bench_case.threads);
@@ -122,6 +129,16 @@ Measurement run_backward(const Case& bench_case, double seconds, ColdMemory& mem
   tensors.d_v = d_v.view();
   tensors.d_g = d_g.view();
   tensors.d_beta = d_beta.view();
+  Tensor saved = saved_tensor(bench_case);
+  if (bench_case.saved) {
+    Tensor o = token_tensor(bench_case, bench_case.dtype, bench_case.heads_v, bench_case.dim_v);
+    ChunkForwardTensors forward;
+    forward.inputs = tensors.inputs;
+    forward.o = o.view();
+    forward.saved = saved.view();
+    chunk_forward({problem_of(bench_case)}, forward);
+    tensors.saved = saved.view();
+  }
   ChunkBackward descriptor;
   descriptor.problem = problem_of(bench_case);
   const auto planned = plan(descriptor, bench_case.threads);

@@ -157,6 +157,23 @@ void ForwardOp<DescriptorType, TensorsType>::write_results(ResultWriter& results
 template struct ForwardOp<ChunkForward, ChunkForwardTensors>;
 template struct ForwardOp<RecurrentForward, RecurrentForwardTensors>;
 
+ChunkForwardTrainingOp::ChunkForwardTrainingOp(ArgumentReader& reader, Placement placement)
+    : forward(reader, placement), save(reader.read<bool>()) {
+  const std::int64_t elements = save ? saved_elements(forward.descriptor()) : 0;
+  saved = empty({elements}, DType::f32, placement, forward.inputs.q);
+}
+
+ChunkForwardTensors ChunkForwardTrainingOp::tensors() const {
+  ChunkForwardTensors tensors = forward.tensors();
+  tensors.saved = wanted_view("saved", saved, saved.numel() > 0);
+  return tensors;
+}
+
+void ChunkForwardTrainingOp::write_results(ResultWriter& results) const {
+  forward.write_results(results);
+  results.write(saved);
+}
+
 ChunkForwardLowLevelOp::ChunkForwardLowLevelOp(ArgumentReader& reader, Placement placement)
     : inputs(reader),
       initial_state(reader.optional_tensor()),

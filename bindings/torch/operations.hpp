@@ -51,6 +51,19 @@ struct ForwardOp {
 using ChunkForwardOp = ForwardOp<ChunkForward, ChunkForwardTensors>;
 using RecurrentForwardOp = ForwardOp<RecurrentForward, RecurrentForwardTensors>;
 
+/// chunk_forward that leaves for the backward what its implementation can.
+struct ChunkForwardTrainingOp {
+  using Descriptor = ChunkForward;
+  ChunkForwardTrainingOp(ArgumentReader& reader, Placement placement);
+  Descriptor descriptor() const { return forward.descriptor(); }
+  ChunkForwardTensors tensors() const;
+  void write_results(ResultWriter& results) const;
+
+  ChunkForwardOp forward;
+  bool save;
+  Tensor saved;
+};
+
 struct ChunkForwardLowLevelOp {
   using Descriptor = ChunkForward;
   ChunkForwardLowLevelOp(ArgumentReader& reader, Placement placement);
@@ -88,7 +101,8 @@ struct ChunkBackwardOp {
 
   Inputs inputs;
   OptionalTensor initial_state, d_o, d_final_state;
-  std::int64_t wanted;                                                     // bit i: the i-th result below
+  std::int64_t wanted;  // bit i: the i-th result below
+  OptionalTensor saved;
   Tensor d_q, d_k, d_v, d_g, d_beta, d_initial_state, d_a_log, d_dt_bias;  // no element when not wanted
 };
 

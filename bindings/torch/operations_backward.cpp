@@ -13,7 +13,8 @@ ChunkBackwardOp::ChunkBackwardOp(ArgumentReader& reader, Placement placement)
       initial_state(reader.optional_tensor()),
       d_o(reader.optional_tensor()),
       d_final_state(reader.optional_tensor()),
-      wanted(reader.read<std::int64_t>()) {
+      wanted(reader.read<std::int64_t>()),
+      saved(reader.optional_tensor()) {
   inputs.interpret();
   initial_state = with_contiguous_rows(initial_state);
   d_o = with_contiguous_rows(d_o);
@@ -46,6 +47,7 @@ ChunkBackwardTensors ChunkBackwardOp::tensors() const {
   tensors.initial_state = const_view("initial_state", initial_state);
   tensors.d_o = const_view("do", d_o);
   tensors.d_final_state = const_view("dht", d_final_state);
+  if (saved && saved->numel() > 0) tensors.saved = const_view("saved", saved);
   tensors.d_q = result("dq", kQ, d_q);
   tensors.d_k = result("dk", kK, d_k);
   tensors.d_v = result("dv", kV, d_v);

@@ -58,11 +58,20 @@ void explain_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
+/// For fake kernels: how many elements chunk_forward_training's `saved` has.
+void saved_elements_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_marked_errors([&] {
+    ArgumentReader reader(stack);
+    const ChunkForwardTrainingOp operation(reader, Placement::nowhere);
+    ResultWriter(stack).write(operation.saved.numel());
+  });
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(flashqla, CPU, library) {
   library.impl("chunk_forward", run_op<ChunkForwardOp>);
-  library.impl("chunk_forward_training", run_op<ChunkForwardOp>);
+  library.impl("chunk_forward_training", run_op<ChunkForwardTrainingOp>);
   library.impl("chunk_forward_low_level", run_op<ChunkForwardLowLevelOp>);
   library.impl("chunk_forward_pool", run_op<ChunkForwardPoolOp>);
   library.impl("chunk_backward", run_op<ChunkBackwardOp>);
@@ -72,6 +81,7 @@ STABLE_TORCH_LIBRARY_IMPL(flashqla, CPU, library) {
 
 #define FLASHQLA_EXPLANATIONS(key)                                                       \
   STABLE_TORCH_LIBRARY_IMPL(flashqla, key, library) {                                    \
+    library.impl("explain_saved_elements", saved_elements_op);                           \
     library.impl("explain_chunk_forward", explain_op<ChunkForwardOp>);                   \
     library.impl("explain_chunk_forward_low_level", explain_op<ChunkForwardLowLevelOp>); \
     library.impl("explain_chunk_forward_pool", explain_op<ChunkForwardPoolOp>);          \

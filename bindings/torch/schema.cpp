@@ -7,6 +7,7 @@
 // A result that was not asked for is a tensor without elements: optional results do not survive torch.compile.
 // explain_X has the arguments of X, checks them without reading any memory (meta tensors will do) and writes nothing; it returns
 // pairs of (implementation, why it refuses: empty if it would take the call), in the order in which they are tried.
+// explain_saved_elements says how many elements chunk_forward_training's `saved` would have.
 #include <string>
 
 #include "boxing.hpp"
@@ -19,7 +20,9 @@ const std::string kInputs =
     "float? scale, str gate, str beta_mode, bool l2norm, bool state_v_first";
 const std::string kChunkForward = "(" + kInputs + ", Tensor? initial_state, bool output_final_state)";
 const std::string kChunkForwardLowLevel = "(" + kInputs + ", Tensor? initial_state, bool output_final_state, bool output_h)";
-const std::string kChunkBackward = "(" + kInputs + ", Tensor? initial_state, Tensor? d_o, Tensor? d_final_state, int wanted)";
+const std::string kChunkForwardTraining = "(" + kInputs + ", Tensor? initial_state, bool output_final_state, bool save)";
+const std::string kChunkBackward =
+    "(" + kInputs + ", Tensor? initial_state, Tensor? d_o, Tensor? d_final_state, int wanted, Tensor? saved)";
 
 // Pools are written in place, where the schema says so; an explanation writes nothing.
 std::string chunk_pool(const std::string& state, const std::string& checkpoints) {
@@ -40,8 +43,9 @@ STABLE_TORCH_LIBRARY(flashqla, library) {
   const std::string reasons = " -> str[]";
 
   // The same operation twice: autograd is registered for the second alone, so that calls that want no gradient do not pay for it.
+  // `saved` is for chunk_backward; it has no element if `save` is false or the implementation leaves nothing.
   define("chunk_forward" + kChunkForward + two);
-  define("chunk_forward_training" + kChunkForward + two);
+  define("chunk_forward_training" + kChunkForwardTraining + " -> (Tensor o, Tensor final_state, Tensor saved)");
   define("chunk_forward_low_level" + kChunkForwardLowLevel +
          " -> (Tensor g_cumulative, Tensor A, Tensor o, Tensor h, Tensor final_state)");
   define("chunk_forward_pool" + chunk_pool("Tensor(a!)", "Tensor(b!)?") + " -> Tensor o");
@@ -51,6 +55,7 @@ STABLE_TORCH_LIBRARY(flashqla, library) {
   define("recurrent_forward" + kChunkForward + two);
   define("recurrent_forward_pool" + recurrent_pool("Tensor(a!)", "Tensor(b!)?") + " -> Tensor o");
 
+  define("explain_saved_elements" + kChunkForwardTraining + " -> int");
   define("explain_chunk_forward" + kChunkForward + reasons);
   define("explain_chunk_forward_low_level" + kChunkForwardLowLevel + reasons);
   define("explain_chunk_forward_pool" + chunk_pool("Tensor", "Tensor?") + reasons);

@@ -66,6 +66,9 @@ struct ChunkForwardTensors {
   TensorView g_cumulative;
   /// [B,T,Hv,64] in q's dtype, optional: (I + stril(beta_i k_i.k_j))^-1 of each chunk, ungated; column = position in the chunk.
   TensorView a;
+  /// [saved_elements()] f32, optional: what chunk_backward of the same inputs can use instead of computing it again. Opaque; all
+  /// of it is written.
+  TensorView saved;
 };
 
 struct ChunkBackwardTensors {
@@ -73,6 +76,9 @@ struct ChunkBackwardTensors {
   ConstTensorView initial_state;  ///< [N,Hv,K,V]; absent: zero
   ConstTensorView d_o;            ///< [B,T,Hv,V]; absent: zero
   ConstTensorView d_final_state;  ///< [N,Hv,K,V]; absent: zero
+  /// [saved_elements()] f32, optional: what chunk_forward left there for the same inputs and initial state. Used if the
+  /// implementation knows how to, and never needed: without it the errors of every token are computed again.
+  ConstTensorView saved;
   // Each output may be absent when it is not wanted.
   TensorView d_q, d_k;  ///< [B,T,Hq,K]; in q's dtype (f32 allowed too)
   TensorView d_v;       ///< [B,T,Hv,V]; likewise
@@ -145,6 +151,10 @@ void recurrent_forward(const RecurrentForward& descriptor, const RecurrentForwar
 std::vector<ImplementationReport> explain(const ChunkForward& descriptor);
 std::vector<ImplementationReport> explain(const ChunkBackward& descriptor);
 std::vector<ImplementationReport> explain(const RecurrentForward& descriptor);
+
+/// Elements of `saved` if the implementation that would run leaves something there, else 0: about (K / 64 + 1) V a token and
+/// value head, with K rounded up to 16 and V to 32.
+std::int64_t saved_elements(const ChunkForward& descriptor);
 
 /// Rows that `stored` needs (one for each stored state).
 std::int64_t num_stored_states(const ChunkForward& descriptor, const ConstTensorView& cu_seqlens,

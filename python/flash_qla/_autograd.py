@@ -5,28 +5,29 @@ import torch
 from ._call import call, warn_if_slow
 from ._load import OPS
 
-# Positions of the differentiable inputs in the schema of chunk_forward_training, in the order of chunk_backward's results.
+# Positions in the schema of chunk_forward_training: of initial_state; of the differentiable inputs, in the order of
+# chunk_backward's results.
 _INPUTS = 13
+_ARGUMENTS = _INPUTS + 3
 _DIFFERENTIABLE = (0, 1, 2, 3, 4, _INPUTS, 5, 6)  # q k v g beta initial_state A_log dt_bias
 _TENSORS = (*range(8), _INPUTS)  # those and cu_seqlens
 
 
 def _save_for_backward(ctx, inputs, output):
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*(inputs[i] for i in _TENSORS))
+    ctx.save_for_backward(*(inputs[i] for i in _TENSORS), output[2])
     ctx.options = inputs[8:_INPUTS]
     output_final_state = inputs[_INPUTS + 1]
-    if not output_final_state:
-        ctx.mark_non_differentiable(output[1])
+    ctx.mark_non_differentiable(*output[2 if output_final_state else 1 :])
 
 
-def _backward(ctx, d_o, d_final_state):
-    results = [None] * (_INPUTS + 2)
+def _backward(ctx, d_o, d_final_state, _):
+    results = [None] * _ARGUMENTS
     if d_o is None and d_final_state is None:
         return tuple(results)
-    *inputs, initial_state = ctx.saved_tensors
+    *inputs, initial_state, saved = ctx.saved_tensors
     wanted = sum(1 << bit for bit, i in enumerate(_DIFFERENTIABLE) if ctx.needs_input_grad[i])
-    arguments = (*inputs, *ctx.options, initial_state, d_o, d_final_state, wanted)
+    arguments = (*inputs, *ctx.options, initial_state, d_o, d_final_state, wanted, saved)
     warn_if_slow("chunk_backward", arguments)
     gradients = call("chunk_backward", arguments)
     for bit, i in enumerate(_DIFFERENTIABLE):

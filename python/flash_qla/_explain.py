@@ -56,6 +56,7 @@ def explain(
     force_intra_cp: bool = False,
     cp_context: object = None,
     head_first: bool = False,
+    recompute_in_backward: bool = False,
 ) -> Explanation:
     """Which implementation `chunk_gated_delta_rule` would run for these arguments, and why others refuse. Computes nothing.
 
@@ -93,7 +94,7 @@ def explain(
         cu_seqlens=cu_seqlens,
         cu_seqlens_cpu=cu_seqlens_cpu,
     )
-    rest = (None, None, 0b111) if operation == "chunk_backward" else (output_final_state,)
+    rest = (None, None, 0b111, None) if operation == "chunk_backward" else (output_final_state,)
     with torch.no_grad():
         answers = call(f"explain_{operation}", (*inputs, initial_state, *rest))
     return Explanation(operation, list(zip(answers[::2], answers[1::2], strict=True)))

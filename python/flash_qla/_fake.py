@@ -47,6 +47,26 @@ def _forward(name: str):
     return fake
 
 
+def _training(*arguments):
+    o, final_state = _forward("chunk_forward")(*arguments[:-1])
+    q, _, v = arguments[:3]
+    elements = 0
+    if arguments[-1] and _saves(arguments):
+        # SavedShape of src/common/saved.hpp
+        rows, padded_k, padded_v = v.shape[0] * v.shape[1], (q.shape[3] + 15) // 16 * 16, (v.shape[3] + 31) // 32 * 32
+        elements = 16 + v.shape[2] * padded_v * (torch.sym_max(rows - 1, 0) // 64 * padded_k + rows)
+    return o, final_state, q.new_empty([elements], dtype=torch.float32)
+
+
+def _saves(arguments: tuple) -> bool:
+    """Whether the implementation that the call will run on leaves something for the backward."""
+    with unset_fake_temporarily():
+        concrete = tuple(meta_like(x) if isinstance(x, Tensor) else x for x in arguments)
+        if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
+            return arguments[0].dtype == torch.float32  # a size that only the data will tell
+        return with_typed_errors("explain_saved_elements", concrete) > 0
+
+
 def _final_state(q, v, cu_seqlens, state_v_first, wanted):
     if not wanted:
         return q.new_empty([0], dtype=_state_dtype(q))
@@ -81,7 +101,7 @@ def _pool(name: str):
 
 def _chunk_backward(*arguments):
     _check("chunk_backward", arguments)
-    q, k, v, g, beta, A_log, dt_bias, *_, initial_state, _, _, wanted = arguments
+    q, k, v, g, beta, A_log, dt_bias, *_, initial_state, _, _, wanted, _ = arguments
     results = []
     for bit, tensor in enumerate((q, k, v, g, beta, initial_state, A_log, dt_bias)):
         dtype = q.dtype if tensor is None else tensor.dtype
@@ -92,7 +112,7 @@ def _chunk_backward(*arguments):
 def register() -> None:
     kernels = {
         "chunk_forward": _forward("chunk_forward"),
-        "chunk_forward_training": _forward("chunk_forward"),
+        "chunk_forward_training": _training,
         "recurrent_forward": _forward("recurrent_forward"),
         "chunk_forward_low_level": _low_level,
         "chunk_forward_pool": _pool("chunk_forward_pool"),

@@ -57,7 +57,8 @@ _EXPLAINED = tuple(name for name in _NAMES if name != "chunk_forward_training")
 # The overloads by name; empty without the library.
 OPS = {}
 if load_error is None:
-    OPS = {name: getattr(torch.ops.flashqla, name).default for name in (*_NAMES, *(f"explain_{name}" for name in _EXPLAINED))}
+    _EXPLANATIONS = (*(f"explain_{name}" for name in _EXPLAINED), "explain_saved_elements")
+    OPS = {name: getattr(torch.ops.flashqla, name).default for name in (*_NAMES, *_EXPLANATIONS)}
 
 
 def not_loaded() -> RuntimeError:

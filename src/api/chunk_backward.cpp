@@ -66,6 +66,7 @@ ChunkBackwardArguments checked(const ChunkBackward& d, const ChunkBackwardTensor
                            gradient_dtypes(p, p.dtype),
                            Role::input,
                            LastDimension::contiguous});
+  check_saved(checker, p, t.saved, Role::input);
   check_gradients(checker, p, t);
   checker.check_overlaps();
   arguments.max_sequence_tokens = d.max_sequence_tokens;
@@ -80,6 +81,7 @@ ChunkBackwardArguments checked(const ChunkBackward& d, const ChunkBackwardTensor
   arguments.d_initial_state = state_view(t.d_initial_state, p.state_layout);
   arguments.d_a_log = head_view(t.d_a_log);
   arguments.d_dt_bias = head_view(t.d_dt_bias);
+  arguments.saved = static_cast<const float*>(t.saved.data);
 
   if (!checker.complete()) return arguments;
   check_offsets(arguments.inputs.sequences);

@@ -100,6 +100,8 @@ ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& 
   checker.optional(t.g_cumulative, {"g_cumulative", {batch, tokens, heads}, exact_dtypes(p), Role::output});
   checker.optional(t.a,
                    {"a", {batch, tokens, heads, {"chunk", kTokensPerChunk}}, {p.dtype}, Role::output, LastDimension::contiguous});
+  if (t.prefix_lengths.present()) require_absent(t.saved, "saved", "only without prefix_lengths");
+  check_saved(checker, p, t.saved, Role::output);
   checker.check_overlaps();
   arguments.o = token_view(t.o);
   arguments.stored_states = d.stored_states;
@@ -109,6 +111,7 @@ ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& 
   arguments.prefix_lengths = index_view(t.prefix_lengths);
   arguments.g_cumulative = token_view(t.g_cumulative);
   arguments.a = token_view(t.a);
+  arguments.saved = static_cast<float*>(t.saved.data);
 
   if (!checker.complete()) return arguments;
   check_offsets(arguments.inputs.sequences);
@@ -133,14 +136,22 @@ void check(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors) {
 
 void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, const Parallel& parallel) {
   check_call(plan, workspace, parallel);
-  execute(plan, checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required), workspace,
-          parallel);
+  const ChunkForwardArguments arguments =
+      checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required);
+  if (arguments.saved != nullptr) SavedHead::write(arguments.saved, 0);  // for implementations that save nothing
+  execute(plan, arguments, workspace, parallel);
 }
 
 void chunk_forward(const ChunkForward& descriptor, const ChunkForwardTensors& tensors) { plan_and_run(descriptor, tensors); }
 
 std::vector<ImplementationReport> explain(const ChunkForward& descriptor) {
   return detail::report(detail::implementations(), resolved(descriptor));
+}
+
+std::int64_t saved_elements(const ChunkForward& descriptor) {
+  const ChunkForward d = resolved(descriptor);
+  const detail::Implementation& chosen = detail::choose(detail::implementations(), d);
+  return detail::operation_of(chosen, d).saves ? saved_size(d.problem) : 0;
 }
 
 std::int64_t num_stored_states(const ChunkForward& descriptor, const ConstTensorView& cu_seqlens,

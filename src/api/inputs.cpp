@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "api/problem.hpp"
+
 namespace flashqla::api {
 
 namespace {
@@ -63,6 +65,11 @@ Sequences check_sequences(Checker& checker, const Problem& p, const ConstTensorV
     require_absent(cu_seqlens, "cu_seqlens", "only with packed sequences");
   }
   return {index_view(cu_seqlens), p.sequences(), p.tokens};
+}
+
+void check_saved(Checker& checker, const Problem& p, const ConstTensorView& saved, Role role) {
+  if (saved.present())
+    checker.require(saved, {"saved", {{"saved_elements()", saved_size(p)}}, {DType::f32}, role, LastDimension::contiguous});
 }
 
 void check_offsets(const Sequences& sequences) {

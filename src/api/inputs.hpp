@@ -11,6 +11,9 @@ InputArguments check_inputs(Checker& checker, const Problem& problem, const Inpu
 /// Shape and dtype of cu_seqlens alone, for a question that needs no other input.
 Sequences check_sequences(Checker& checker, const Problem& problem, const ConstTensorView& cu_seqlens);
 
+/// Shape and dtype of `saved`, if it is there.
+void check_saved(Checker& checker, const Problem& problem, const ConstTensorView& saved, Role role);
+
 /// Contents of cu_seqlens: linear in the number of sequences.
 void check_offsets(const Sequences& sequences);
 

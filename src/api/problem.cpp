@@ -4,6 +4,8 @@
 #include <cmath>
 #include <string>
 
+#include "common/saved.hpp"
+
 namespace flashqla::api {
 
 namespace {
@@ -130,6 +132,12 @@ std::int64_t max_stored_states(const ChunkForward& descriptor) {
   const Problem& p = descriptor.problem;
   if (descriptor.stored_states == StoredStates::none) return 0;
   return p.batch * (p.tokens / kTokensPerChunk) + p.sequences();  // a sequence stores at most one more than its whole chunks
+}
+
+std::int64_t saved_size(const Problem& p) {
+  constexpr std::int64_t kMostBytes = 8192;  // a token and value head, with K = V = 256
+  checked_product("batch * tokens * heads_v", {p.batch, p.tokens, p.heads_v, kMostBytes});
+  return SavedShape(p).elements();
 }
 
 }  // namespace flashqla::api

@@ -18,4 +18,7 @@ RecurrentForward resolved(const RecurrentForward& descriptor);
 /// Upper bound of the number of stored states of a resolved descriptor, whatever its offsets and prefixes.
 std::int64_t max_stored_states(const ChunkForward& descriptor);
 
+/// Elements of `saved`, of a resolved descriptor's problem.
+std::int64_t saved_size(const Problem& problem);
+
 }  // namespace flashqla::api

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/saved.hpp"
 #include "common/scalar.hpp"
 #include "flashqla/ops.hpp"
 
@@ -140,6 +141,7 @@ struct ChunkForwardArguments {
   IndexView stored_rows, prefix_lengths;
   MutableTokenView g_cumulative;  // f32 [B,T,Hv]
   MutableTokenView a;             // [B,T,Hv,64]
+  float* saved = nullptr;         // SavedShape's array for the backward; null: not wanted
 
   std::int64_t prefix(std::int64_t n) const { return prefix_lengths.present() ? prefix_lengths.at(n) : 0; }
   /// Stored states of sequence n.
@@ -167,6 +169,7 @@ struct ChunkBackwardArguments {
   MutableTokenView d_q, d_k, d_v, d_g, d_beta;
   MutableStateView d_initial_state;
   MutableHeadView d_a_log, d_dt_bias;
+  const float* saved = nullptr;  // what chunk_forward left, if anything
 };
 
 struct RecurrentForwardArguments {

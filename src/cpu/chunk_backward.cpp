@@ -17,27 +17,27 @@ std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlig
 struct Layout {
   BackwardShape shape;
   std::int64_t slots;
-  std::int64_t total_segments;            // upper bound over all sequences
-  std::int64_t longest_segments;          // of the longest sequence
+  std::int64_t total_places;              // of a value head, upper bound over all sequences
+  std::int64_t longest_places;            // of the longest sequence
   std::size_t gate_sums, scratch, stash;  // bytes
   bool stash_of_items;
 
-  Layout(const Problem& problem, std::int64_t longest, std::int64_t threads, const BackwardKernel& kernel) : shape(problem) {
+  Layout(const Problem& problem, std::int64_t longest, std::int64_t threads, const BackwardKernel& kernel, bool saved)
+      : shape(problem, saved) {
     const std::int64_t sequences = problem.sequences();
     slots = std::max<std::int64_t>(1, std::min(threads, sequences * problem.heads_qk));
-    longest_segments = shape.segments(longest);
-    total_segments = first_segment(problem, sequences);
-    const std::int64_t by_slot = slots * shape.group * longest_segments, by_item = problem.heads_v * total_segments;
-    stash_of_items = by_item < by_slot;
+    longest_places = shape.places(longest);
+    total_places = place(sequences, problem.batch * problem.tokens);
+    const std::int64_t by_slot = slots * shape.group * longest_places, by_item = problem.heads_v * total_places;
+    stash_of_items = !saved && by_item < by_slot;
     gate_sums = aligned(static_cast<std::size_t>(sequences * problem.heads_v * 2) * sizeof(double));
     scratch = aligned(kernel.scratch_bytes(shape));
-    stash = static_cast<std::size_t>(shape.stash(std::min(by_item, by_slot))) * sizeof(float);
+    stash = static_cast<std::size_t>(shape.stash(stash_of_items ? by_item : by_slot)) * sizeof(float);
   }
 
-  /// Place of sequence n's segments among those of all sequences, when it begins at row `begin` of all rows: at least as many
-  /// places as it has segments.
+  /// First place of sequence n's segments among those of all sequences, when it begins at row `begin` of all rows: at least as
+  /// many places as it has segments.
   std::int64_t place(std::int64_t n, std::int64_t begin) const { return begin / shape.segment_tokens() + n; }
-  std::int64_t first_segment(const Problem& problem, std::int64_t n) const { return place(n, problem.batch * problem.tokens); }
   std::size_t bytes() const { return gate_sums + static_cast<std::size_t>(slots) * scratch + stash; }
 };
 
@@ -78,21 +78,23 @@ void sum_gate_gradients(const ChunkBackwardArguments& arguments, const double* g
 
 std::size_t chunk_backward_workspace(const ChunkBackward& descriptor, int threads, const BackwardKernel& kernel) {
   const std::int64_t longest = descriptor.max_sequence_tokens < 0 ? descriptor.problem.tokens : descriptor.max_sequence_tokens;
-  return Layout(descriptor.problem, longest, threads, kernel).bytes();
+  return std::max(Layout(descriptor.problem, longest, threads, kernel, false).bytes(),
+                  Layout(descriptor.problem, longest, threads, kernel, true).bytes());
 }
 
 void chunk_backward(const ChunkBackwardArguments& arguments, std::byte* workspace, const Parallel& parallel,
                     const BackwardKernel& kernel) {
   const InputArguments& inputs = arguments.inputs;
   const Problem& problem = inputs.problem;
-  const Layout layout(problem, arguments.max_sequence_tokens, parallel.run == nullptr ? 1 : parallel.threads, kernel);
+  const bool saved = arguments.saved != nullptr && SavedHead::holds(arguments.saved, kernel.saved_layout);
+  const Layout layout(problem, arguments.max_sequence_tokens, parallel.run == nullptr ? 1 : parallel.threads, kernel, saved);
   auto* gate_sums = reinterpret_cast<double*>(workspace);
   std::byte* scratch = workspace + layout.gate_sums;
   auto* stash = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(layout.slots) * layout.scratch);
   const std::int64_t items = inputs.sequences.count * problem.heads_qk;
   for_each_item(parallel, items, [&](std::int64_t slot, std::int64_t index) {
     const std::int64_t n = index / problem.heads_qk, head_qk = index % problem.heads_qk;
-    std::int64_t place = slot * layout.shape.group * layout.longest_segments;
+    std::int64_t place = slot * layout.shape.group * layout.longest_places;
     if (layout.stash_of_items) {
       const std::int64_t begin = inputs.sequences.batch(n) * problem.tokens + inputs.sequences.begin(n);
       const std::int64_t here = layout.place(n, begin), next = layout.place(n + 1, begin + inputs.sequences.length(n));

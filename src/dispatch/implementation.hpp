@@ -19,6 +19,7 @@ struct Operation {
   std::size_t (*workspace_bytes)(const Descriptor&, int threads) = nullptr;
   /// Computes. `workspace` is 64-byte aligned and as large as promised for `parallel.threads`.
   void (*run)(const Arguments&, std::byte* workspace, const Parallel& parallel) = nullptr;
+  bool saves = false;  // chunk_forward: whether it leaves something for the backward
 };
 
 struct Implementation {

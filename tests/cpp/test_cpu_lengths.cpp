@@ -33,6 +33,10 @@ TEST(CpuLengths, Each) {
       c.extras = T % 2 == 1;
       c.seed = static_cast<std::uint64_t>(T) + 1;
       EXPECT_EQ(check_all(c, 1 + static_cast<int>(T % 2)), "");
+      c.saved = true;
+      if (op == Op::backward) {
+        EXPECT_EQ(check_all(c, 2), "");
+      }
     }
   }
 }
@@ -75,6 +79,10 @@ TEST(CpuLengths, RaggedPacks) {
       c.K = c.V = 32;
       c.initial = c.d_final = true;
       EXPECT_EQ(check_all(c, 3), "");
+      c.saved = true;
+      if (op == Op::backward) {
+        EXPECT_EQ(check_all(c, 3), "");
+      }
     }
   }
 }

@@ -132,6 +132,22 @@ TEST(Properties, MoreSequencesDoNotChangeABit) {
   });
 }
 
+/// What one implementation saves in its own order is nothing to another.
+TEST(Properties, SavedByAnotherImplementationIsComputedAgain) {
+  for_all(Op::backward, [](const Case& base, const std::string& implementation) {
+    if (implementation == "reference") return;
+    Case c = base;
+    c.T = 150;
+    const Tensors inputs = make_inputs(c);
+    const Values alone = run_case(c, inputs, {implementation, 1});
+    c.saved = true;
+    for (const std::string& other : cpu_implementations(Op::forward, c.dtype)) {
+      if (other.substr(0, 10) == implementation.substr(0, 10)) continue;  // the same vectors: it is read
+      EXPECT_EQ(bit_differences(run_case(c, inputs, {implementation, 2, other}), alone), "") << implementation << " " << other;
+    }
+  });
+}
+
 /// Groups of heads in another order give the same numbers in that order.
 TEST(Properties, HeadsArePermutedWithTheirInputs) {
   for (Op op : {Op::forward, Op::backward, Op::recurrent}) {

@@ -22,6 +22,17 @@ TEST(ValidationGradients, ShapesAndTypes) {
   expect_refused<InvalidArgument>(initial, {"d_initial_state: expected shape [N=2, Hv=4, K=16, V=8], got [1, 4, 16, 8]"});
 }
 
+TEST(ValidationGradients, Saved) {
+  Backward call;
+  const std::int64_t elements = 16 + 2 * 5 * 4 * 32;  // no sequence has a second segment
+  call.tensors.saved = call.store.tensor(DType::f32, {elements});
+  expect_accepted(call);
+  call.tensors.saved = call.store.tensor(DType::f32, {elements + 1});
+  expect_refused<InvalidArgument>(call, {"saved: expected shape [saved_elements()=1296], got [1297]"});
+  call.tensors.saved = call.store.tensor(DType::bf16, {elements});
+  expect_refused<InvalidType>(call, {"saved: expected float32, got bfloat16"});
+}
+
 TEST(ValidationGradients, InTheirInputsTypeOrFloat32) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     Problem p = small_problem();

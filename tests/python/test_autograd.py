@@ -85,6 +85,17 @@ def test_retain_graph_and_twice_the_same():
         torch.autograd.grad(o.sum(), wanted)
 
 
+@pytest.mark.parametrize("lengths", [None, (100, 0, 64, 33)])
+def test_recompute_in_backward(lengths):
+    """With nothing kept for the backward the gradients are the same, up to the order of some sums."""
+    problem = Problem(tokens=150, gate="computed", beta="sigmoid", lengths=lengths)
+    kept, recomputed = with_gradients(make(problem)), with_gradients(make(problem))
+    chunk_gated_delta_rule(**kept)[0].square().sum().backward()
+    chunk_gated_delta_rule(**recomputed, recompute_in_backward=True)[0].square().sum().backward()
+    for name in TENSORS:
+        torch.testing.assert_close(kept[name].grad, recomputed[name].grad, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant):
     plain, saved = with_gradients(make(Problem())), with_gradients(make(Problem()))

@@ -175,7 +175,7 @@ def op_calls():
         a = with_gradients(make(problem))
         state = a.pop("initial_state", None)
         inputs = op_inputs(**{"cu_seqlens": None, **a})
-        yield "chunk_forward_training", (*inputs, state, True)
+        yield "chunk_forward_training", (*inputs, state, True, True)
         a = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in a.items()}
         inputs, state = op_inputs(**{"cu_seqlens": None, **a}), None if state is None else state.detach()
         yield "chunk_forward", (*inputs, state, True)
@@ -183,7 +183,9 @@ def op_calls():
         yield "recurrent_forward", (*inputs, state, True)
         yield "chunk_forward_low_level", (*inputs, state, True, problem.lengths is None)
         wanted = sum(1 << i for i, x in enumerate((*inputs[:5], state, *inputs[5:7])) if x is not None)
-        yield "chunk_backward", (*inputs, state, torch.randn_like(inputs[2]), None, wanted)
+        yield "chunk_backward", (*inputs, state, torch.randn_like(inputs[2]), None, wanted, None)
+        saved = torch.ops.flashqla.chunk_forward_training(*inputs, state, True, True)[2]
+        yield "chunk_backward", (*inputs, state, torch.randn_like(inputs[2]), None, wanted, saved)
         sequences = len(problem.lengths) if problem.lengths else problem.batch
         pool, rows = torch.zeros(20, 2, 16, 16), torch.arange(sequences)
         yield "chunk_forward_pool", (*inputs, pool, rows, rows, 64, torch.zeros(4, 2, 16, 16), None, None)

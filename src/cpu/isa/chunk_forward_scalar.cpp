@@ -23,6 +23,7 @@ std::size_t forward_workspace(const ChunkForward& descriptor, int threads) {
 
 }  // namespace
 
-const ChunkForwardOperation kChunkForward{refuse_f64<ChunkForward>, forward_workspace, run_chunk_forward<Dot, kTokens>};
+const ChunkForwardOperation kChunkForward{refuse_f64<ChunkForward>, forward_workspace, run_chunk_forward<Dot, kTokens>,
+                                          kSaves<Dot>};
 
 #include "cpu/simd/scalar_end.inc"

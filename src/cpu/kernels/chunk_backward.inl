@@ -43,19 +43,34 @@ inline void prefetch_forwards(const BackwardRun<Dot>& run, std::int64_t member, 
   const bool last_member = member + 1 == run.shape.group, turn = segment + 1 == run.segments;
   const std::int64_t next = last_member ? segment + 1 : segment, head = run.head_v(last_member ? 0 : member + 1);
   run.prefetch.clear();
-  for (std::int64_t index = run.end_of_segment(next) - 1; index >= next * run.shape.chunks_per_segment; --index) {
-    const ChunkPlace place = chunk_at(run, index);
-    if (last_member) {
-      if (next + 1 == run.segments)
-        run.prefetch.add(run.inputs.q, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
-      run.prefetch.add(run.inputs.k, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
-    }
-    run.prefetch.add(run.inputs.v, run.batch, place.token, head, place.tokens, run.shape.dim_v);
+  if (turn) {
+    const ChunkPlace place = chunk_at(run, run.end_of_segment(segment) - 1);
+    run.prefetch.add_rows(run.arguments.d_o, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
+    run.prefetch.add_rows(run.arguments.d_v, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
   }
-  if (!turn) return;
-  const ChunkPlace place = chunk_at(run, run.end_of_segment(segment) - 1);
-  run.prefetch.add(run.arguments.d_v, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
-  run.prefetch.add(run.arguments.d_o, run.batch, place.token, run.head_v(member), place.tokens, run.shape.dim_v);
+  for (std::int64_t index = next * run.shape.chunks_per_segment; index < run.end_of_segment(next); ++index) {
+    const ChunkPlace place = chunk_at(run, index);
+    run.prefetch.add_rows(run.inputs.v, run.batch, place.token, head, place.tokens, run.shape.dim_v);
+    if (!last_member) continue;
+    run.prefetch.add_rows(run.inputs.k, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
+    if (next + 1 < run.segments) continue;
+    run.prefetch.add_rows(run.inputs.q, run.batch, place.token, run.item.head_qk, place.tokens, run.shape.dim_k);
+  }
+}
+
+/// What the forward saved of the value head and segment that the second walk comes to next: the errors while it is at the first
+/// chunk of the one before, the state earlier.
+template <class Dot>
+inline void prefetch_saved(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, std::int64_t segment) {
+  if (place.in_segment > 0) {
+    run.prefetch.add(run.state_before(member, segment), run.shape.state() * static_cast<std::int64_t>(sizeof(float)));
+    return;
+  }
+  for (std::int64_t index = segment * run.shape.chunks_per_segment; index < run.end_of_segment(segment); ++index) {
+    const ChunkPlace next = chunk_at(run, index);
+    run.prefetch.add(run.saved_errors(member, next.position, next.tokens),
+                     next.tokens * run.shape.padded_v * static_cast<std::int64_t>(sizeof(float)));
+  }
 }
 
 /// What is read and written after this chunk of the second walk: the next d_o and d_v; after the group's last value head also
@@ -65,23 +80,47 @@ inline void prefetch_backwards(const BackwardRun<Dot>& run, const ChunkPlace& pl
   const std::int64_t segment = place.index / run.shape.chunks_per_segment, head_qk = run.item.head_qk;
   const bool last_member = member + 1 == run.shape.group, stay = place.in_segment > 0;
   run.prefetch.clear();
-  if (!last_member && (segment + 1 == run.segments || !run.shape.errors_kept)) {
-    run.prefetch.add(run.inputs.v, run.batch, place.token, run.head_v(member + 1), place.tokens, run.shape.dim_v);
+  if (place.index > 0 || !last_member) {
+    const ChunkPlace next = chunk_at(run, stay || last_member ? place.index - 1 : run.end_of_segment(segment) - 1);
+    const std::int64_t head = run.head_v(stay ? member : last_member ? 0 : member + 1);
+    run.prefetch.add_rows(run.arguments.d_o, run.batch, next.token, head, next.tokens, run.shape.dim_v);
+    run.prefetch.add_rows(run.arguments.d_v, run.batch, next.token, head, next.tokens, run.shape.dim_v);
   }
   if (last_member) {
-    run.prefetch.add(run.arguments.d_q, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
-    run.prefetch.add(run.arguments.d_k, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
+    run.prefetch.add_rows(run.arguments.d_q, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
+    run.prefetch.add_rows(run.arguments.d_k, run.batch, place.token, head_qk, place.tokens, run.shape.dim_k);
     if (segment > 0) {
       const ChunkPlace rows = chunk_at(run, place.index - run.shape.chunks_per_segment);
-      run.prefetch.add(run.inputs.q, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
-      run.prefetch.add(run.inputs.k, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
+      run.prefetch.add_rows(run.inputs.q, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
+      run.prefetch.add_rows(run.inputs.k, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
     }
   }
-  if (place.index == 0 && last_member) return;
-  const ChunkPlace next = chunk_at(run, stay || last_member ? place.index - 1 : run.end_of_segment(segment) - 1);
-  const std::int64_t head = run.head_v(stay ? member : last_member ? 0 : member + 1);
-  run.prefetch.add(run.arguments.d_v, run.batch, next.token, head, next.tokens, run.shape.dim_v);
-  run.prefetch.add(run.arguments.d_o, run.batch, next.token, head, next.tokens, run.shape.dim_v);
+  if (run.shape.saved) {
+    if (segment > 0 || !last_member) prefetch_saved(run, place, last_member ? 0 : member + 1, segment - last_member);
+  } else if (!last_member && (segment + 1 == run.segments || !run.shape.errors_kept)) {
+    run.prefetch.add_rows(run.inputs.v, run.batch, place.token, run.head_v(member + 1), place.tokens, run.shape.dim_v);
+  }
+}
+
+/// Errors of a chunk, once they have been solved for or if they were saved; rows past the chunk's tokens are zero.
+template <class Dot>
+inline const float* known_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member) {
+  if (run.shape.saved && place.tokens == kTokens) return run.saved_errors(member, place.position, kTokens);
+  return run.errors(member, place.index, place.in_segment);
+}
+
+/// The saved errors of a sequence's last tokens, where they do not fill a chunk, into the scratch of a whole one.
+template <class Dot>
+inline void complete_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member) {
+  if (place.tokens == kTokens) return;
+  const float* from = run.saved_errors(member, place.position, place.tokens);
+  float* const to = run.errors(member, place.index, place.in_segment);
+  for (std::int64_t p = 0; p < run.panels; ++p) {
+    for (std::int64_t i = 0; i < kTokens * kPanel; i += kWidth) {
+      const bool there = i < place.tokens * kPanel;
+      store(to + p * kTokens * kPanel + i, there ? load(from + p * place.tokens * kPanel + i) : zero());
+    }
+  }
 }
 
 /// `state`, `d_state`: S before and dS after the chunk. dS before it goes to `to`.
@@ -89,7 +128,7 @@ template <class Dot>
 inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, const float* state,
                           const float* d_state, float* to) {
   const Gates& gates = run.scratch.gates[place.in_segment];
-  const float* errors = run.errors(member, place.index, place.in_segment);
+  const float* errors = known_errors(run, place, member);
   const std::int64_t head = run.head_v(member);
   alignas(64) float rows_dot[kTokens] = {};
   double dot = 0.0;
@@ -121,21 +160,22 @@ inline void replay_segment(const BackwardRun<Dot>& run, std::int64_t member, std
     Gates& gates = run.scratch.gates[place.in_segment];
     prepare_gates<kTokens>(run.inputs, run.batch, place.token, place.position, head, place.tokens, gates);
     if (known == Errors::unknown) prepare_solve(run, place, gates);
+    if (run.shape.saved) complete_errors(run, place, member);
   }
   if (known == Errors::unknown) prefetch_forwards(run, member, segment);
   for (std::int64_t p = 0; p < run.panels; ++p) {
-    const float* state = run.stashed_state(member, segment) + p * panel_size;
+    const float* state = run.state_before(member, segment) + p * panel_size;
     for (std::int64_t index = first; index < last; ++index) {
       const ChunkPlace place = chunk_at(run, index);
       const Gates& gates = run.scratch.gates[place.in_segment];
-      float* errors = run.errors(member, index, place.in_segment) + p * kTokens * kPanel;
+      const std::int64_t at = p * kTokens * kPanel;
       float* after =
           next != nullptr ? run.scratch.state_panel : run.scratch.states + place.in_segment * run.shape.state() + p * panel_size;
       if (index + 1 == last) after = next != nullptr ? next + p * panel_size : nullptr;
       if (known == Errors::unknown) {
-        solve_errors(run, place, gates, head, p, state, errors);
+        solve_errors(run, place, gates, head, p, state, run.errors(member, index, place.in_segment) + at);
       } else if (after != nullptr) {
-        weigh_errors(run, gates, errors);
+        weigh_errors(run, gates, known_errors(run, place, member) + at);
       }
       if (after != nullptr) advance_state(run, place, gates, state, after);
       state = after;
@@ -147,9 +187,6 @@ inline void replay_segment(const BackwardRun<Dot>& run, std::int64_t member, std
 template <class Dot>
 inline void walk_forwards(const BackwardRun<Dot>& run) {
   const std::int64_t group = run.shape.group;
-  for (std::int64_t m = 0; m < group; ++m) {
-    load_state(run, run.arguments.initial_state, run.head_v(m), run.stashed_state(m, 0));
-  }
   for (std::int64_t segment = 0; segment + 1 < run.segments; ++segment) {
     for (std::int64_t index = segment * run.shape.chunks_per_segment; index < run.end_of_segment(segment); ++index) {
       const ChunkPlace place = chunk_at(run, index);
@@ -170,15 +207,15 @@ inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
     prepare_rows(run, place, run.inputs.k, 1);
     prepare_gram(run, place);
   }
-  const bool is_last = segment + 1 == run.segments;
+  const bool is_last = segment + 1 == run.segments, known = run.shape.saved || (run.shape.errors_kept && !is_last);
   for (std::int64_t m = 0; m < run.shape.group; ++m) {
-    replay_segment(run, m, segment, run.shape.errors_kept && !is_last ? Errors::known : Errors::unknown, nullptr);
+    replay_segment(run, m, segment, known ? Errors::known : Errors::unknown, nullptr);
     float* const* d_states = run.scratch.d_states;
     const float* d_state = is_last ? d_states[0] : run.stashed_state(m, segment + 1);
     if (is_last) load_state(run, run.arguments.d_final_state, run.head_v(m), d_states[0]);
     for (std::int64_t index = last - 1; index >= first; --index) {
       const float* state =
-          index == first ? run.stashed_state(m, segment) : run.scratch.states + (index - first - 1) * run.shape.state();
+          index == first ? run.state_before(m, segment) : run.scratch.states + (index - first - 1) * run.shape.state();
       float* before = d_state == d_states[0] ? d_states[1] : d_states[0];
       reverse_chunk(run, chunk_at(run, index), m, state, d_state, before);
       d_state = before;
@@ -193,7 +230,7 @@ inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
 
 template <class Dot>
 inline void backward_item(const BackwardItem& item) {
-  RowPrefetch prefetch;
+  PrefetchList prefetch;
   const BackwardRun<Dot> run(item, prefetch);
   const std::int64_t group = run.shape.group;
   for (std::int64_t i = 0; i < 2 * group; ++i) item.gate_sums[i] = 0.0;
@@ -204,7 +241,10 @@ inline void backward_item(const BackwardItem& item) {
     }
     return;
   }
-  walk_forwards(run);
+  for (std::int64_t m = 0; m < group; ++m) {
+    load_state(run, run.arguments.initial_state, run.head_v(m), run.stashed_state(m, 0));
+  }
+  if (!run.shape.saved) walk_forwards(run);
   for (std::int64_t segment = run.segments - 1; segment >= 0; --segment) reverse_segment(run, segment);
   for (std::int64_t m = 0; m < group; ++m) {
     store_state(run, run.arguments.d_initial_state, run.head_v(m), run.stashed_state(m, 0));

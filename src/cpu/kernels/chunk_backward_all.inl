@@ -9,6 +9,8 @@
 
 #include "cpu/kernels/gemm.inl"
 
+#include "cpu/kernels/prefetch.inl"
+
 #include "cpu/kernels/chunk_backward_blocks.inl"
 
 #include "cpu/kernels/chunk_backward_gates.inl"
@@ -22,7 +24,7 @@
 #include "cpu/kernels/chunk_backward.inl"
 
 template <class Dot>
-inline constexpr BackwardKernel kBackwardKernel{backward_scratch_bytes<Dot>, backward_item<Dot>};
+inline constexpr BackwardKernel kBackwardKernel{backward_scratch_bytes<Dot>, backward_item<Dot>, kWidth};
 
 template <class Dot>
 inline std::size_t backward_workspace(const ChunkBackward& descriptor, int threads) {

@@ -132,49 +132,6 @@ FLASHQLA_INLINE void store_rows_block(const MutableTokenView& view, std::int64_t
   }
 }
 
-/// Rows of the caller that will be wanted soon, fetched into the second-level cache between register blocks. They lie a page or
-/// more apart, where no hardware prefetcher follows and each costs a page walk longer than the processor can look ahead. So the
-/// first line of all rows of a range is asked for at once (the walks overlap, and nothing waits for them), the others, whose
-/// pages are known by then, a row at a time.
-class RowPrefetch {
- public:
-  void clear() { count_ = 0; }
-  /// Rows of `width` elements of one head from `token` on, to be fetched before those added earlier; nothing if the tensor is
-  /// absent.
-  template <class Byte>
-  void add(const TokenView<Byte>& view, std::int64_t batch, std::int64_t token, std::int64_t head, std::int64_t rows,
-           std::int64_t width) {
-    if (!view.present() || rows <= 0 || count_ == kMost) return;
-    const std::int64_t bytes = element_bytes(view.dtype);
-    ranges_[count_++] = {view.row(batch, token, head), view.stride_token * bytes, rows, width * bytes, false};
-  }
-  FLASHQLA_INLINE void step() {
-    if (count_ > 0) fetch(ranges_[count_ - 1]);
-  }
-
- private:
-  static constexpr int kMost = 3 * 8 + 2;
-  struct Range {
-    const std::byte* next;
-    std::int64_t stride, rows, bytes;
-    bool pages_known;
-  };
-
-  FLASHQLA_INLINE void fetch(Range& range) {
-    if (!range.pages_known) {
-      for (std::int64_t t = 0; t < range.rows; ++t) __builtin_prefetch(range.next + t * range.stride, 0, 2);
-      range.pages_known = true;
-      return;
-    }
-    for (std::int64_t at = 0; at < range.bytes; at += 64) __builtin_prefetch(range.next + at, 0, 2);
-    range.next += range.stride;
-    if (--range.rows == 0) --count_;
-  }
-
-  Range ranges_[kMost];
-  int count_ = 0;
-};
-
 /// Zero where the lane's token i = lane_block * kWidth + lane is before `first`.
 FLASHQLA_INLINE Vec from_token(Vec a, std::int64_t lane_block, std::int64_t first, Vec lane_numbers) {
   return select_less(lane_numbers, set1(static_cast<float>(first - lane_block * kWidth)), zero(), a);

@@ -1,6 +1,8 @@
 // What the value heads of a q/k head share in one chunk: Q and K in the layouts of the products, their Gram matrix, and at the
 // end the gradients of their rows. Included after chunk_backward_blocks.inl.
 
+inline constexpr int kPrefetchLines = 4;  // between two register blocks
+
 FLASHQLA_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 template <class Dot>
@@ -10,13 +12,14 @@ struct BackwardRun {
   const InputArguments& inputs;
   const BackwardShape& shape;
   BackwardScratch<Dot> scratch;
-  RowPrefetch& prefetch;
+  PrefetchList& prefetch;
   std::int64_t batch, begin, length;
   std::int64_t panels;   // of V
   std::int64_t steps_k;  // words along K
   std::int64_t segments;
+  SavedShape saved;
 
-  BackwardRun(const BackwardItem& item_, RowPrefetch& prefetch_)
+  BackwardRun(const BackwardItem& item_, PrefetchList& prefetch_)
       : item(item_),
         arguments(item_.arguments),
         inputs(arguments.inputs),
@@ -28,7 +31,8 @@ struct BackwardRun {
         length(inputs.sequences.length(item_.sequence)),
         panels((shape.dim_v + kPanel - 1) / kPanel),
         steps_k((shape.dim_k + Dot::kPair - 1) / Dot::kPair),
-        segments(shape.segments(length)) {}
+        segments(shape.segments(length)),
+        saved(inputs.problem) {}
 
   /// One past the last chunk of a segment.
   std::int64_t end_of_segment(std::int64_t segment) const {
@@ -36,10 +40,22 @@ struct BackwardRun {
   }
   std::int64_t head_v(std::int64_t member) const { return item.head_qk * shape.group + member; }
   double norm_eps() const { return inputs.problem.qk_l2norm ? inputs.problem.l2norm_eps : -1.0; }
-  /// The state before a segment; once the segment is done, the gradient of that state.
+  /// The state before a segment; once the segment is done, the gradient of that state. With what the forward saved, only the
+  /// first segment's state is here, and one gradient.
   float* stashed_state(std::int64_t member, std::int64_t segment) const {
+    if (shape.saved) return item.stash + shape.stash(2 * member + (segment > 0));
     return item.stash + shape.stash(member * segments) + segment * shape.state();
   }
+  const float* state_before(std::int64_t member, std::int64_t segment) const {
+    if (!shape.saved || segment == 0) return stashed_state(member, segment);
+    return arguments.saved + saved.state_at(row(), segment, head_v(member));
+  }
+  /// Errors of a chunk that the forward saved.
+  const float* saved_errors(std::int64_t member, std::int64_t position, std::int64_t tokens) const {
+    return arguments.saved + saved.errors_at(row() + position, tokens, head_v(member));
+  }
+  /// The sequence's first among the rows of all batch entries.
+  std::int64_t row() const { return batch * inputs.sequences.tokens + begin; }
   /// Errors of a chunk (numbered in the sequence, and in its segment).
   float* errors(std::int64_t member, std::int64_t chunk, std::int64_t in_segment) const {
     if (!shape.errors_kept) return scratch.errors + in_segment * shape.errors();

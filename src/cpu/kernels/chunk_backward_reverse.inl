@@ -139,7 +139,7 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     }
     store_block(panel + t0 * kPanel, kPanel, d);
     finish_d(run, place, gates, head, errors, p, t0, d);
-    run.prefetch.step();
+    run.prefetch.template step<kPrefetchLines>();
   }
   transpose_matrix(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth + kTokens, kBoth);
   transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
@@ -205,7 +205,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                                 scratch.zt_words + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
                                   kPanelWords<Dot>, c);
-        run.prefetch.step();
+        run.prefetch.template step<kPrefetchLines>();
       }
       const Vec decay = load(gates.decay + l * kWidth);
       const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
@@ -246,7 +246,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                        scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
                          kPanelWords<Dot>, c);
-        run.prefetch.step();
+        run.prefetch.template step<kPrefetchLines>();
       }
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) {
@@ -294,8 +294,8 @@ FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPl
     multiply<Dot, 2>(operands<Dot>(x + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.y, kPanel),
                      2 * kTokenWords<Dot>, c);
     store_block(to + at, kPanel, c);
-    run.prefetch.step();
-    run.prefetch.step();
+    run.prefetch.template step<kPrefetchLines>();
+    run.prefetch.template step<kPrefetchLines>();
   });
   return sum(add(dot[0], dot[1]));
 }

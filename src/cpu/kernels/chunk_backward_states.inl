@@ -127,7 +127,7 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
     }
     store_block(errors + t0 * kPanel, kPanel, e);
     store_weighted(run, gates, t0, e);
-    run.prefetch.step();
+    run.prefetch.template step<kPrefetchLines>();
   }
 }
 
@@ -148,7 +148,7 @@ FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPla
     multiply<Dot, 2>(operands<Dot>(keys + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.weighted, kPanel),
                      kTokenWords<Dot>, c);
     store_block(to + k0 * kPanel, kPanel, c);
-    run.prefetch.step();
+    run.prefetch.template step<kPrefetchLines>();
   });
 }
 

@@ -1,17 +1,19 @@
 // chunk_forward of one q/k head and some of its value heads over one chunk of at most kTokens tokens
 // (docs/design/cpu_forward.md). With S the state before the chunk, D = e^(cumulative decay), R = e^(decay from a token to the
 // chunk's end), E_ij = e^(decay between tokens j and i):
-//   W = V - D o (K S);  U = (I + stril(E o (beta o K K^T)))^-1 (beta o W);  O = scale D o (Q S) + tril(scale E o Q K^T) U;  S =
-//   D_end S + K^T (R o U)
+//   W = V - D o (K S);  e = (I + stril(E o K K^T) o beta_j)^-1 W;  O = scale D o (Q S) + (tril(scale E o Q K^T) o beta_j) e
+//   S = D_end S + K^T (R o beta o e)
+// beta multiplies columns j of the two matrices, so that the errors e themselves come out: the backward wants those.
 // Once a q/k head: the transposed keys and queries, K K^T, Q K^T. Once a value head: the inverse and the two masked matrices.
 // Once a slab of columns, in the first-level cache: the rest. The dot policy does the products with K and Q on the left. What
-// stays in the state is more delicate: U is always f32, and K^T (R o U) is f32 or, with packed operands, what
-// chunk_forward_fixed.inl makes of it. Included inside an instruction set's namespace.
+// stays in the state is more delicate: e is always f32, and K^T (R o beta o e) is f32 or, with packed operands,
+// what chunk_forward_fixed.inl makes of it. Included inside an instruction set's namespace.
 #pragma once
 
 #include "cpu/kernels/gates.inl"
 #include "cpu/kernels/gemm.inl"
-#include "cpu/kernels/states.inl"
+#include "cpu/kernels/prefetch.inl"
+#include "cpu/kernels/saved.inl"
 
 /// What chunk_forward_fixed.inl keeps of a chunk.
 template <int kTokens>
@@ -33,12 +35,12 @@ struct ForwardScratch {
   float* keys;                       // the keys in f32, transposed: part of the panel, or [padded_k][kTokens]
   float* factors;                    // [2 kTokens]: what L2 normalisation multiplies the rows by
   float* gram;                       // [2 kTokens][kTokens]: K K^T, then Q K^T, of normalised rows
-  float* negative;                   // [kTokens][kTokens]: -stril(E o (beta o K K^T))
-  float* solve;                      // [kTokens][kTokens]: the inverse, columns times beta
-  float* attention;                  // [kTokens][kTokens]: tril(scale E o Q K^T)
-  float *read_k, *read_q, *write_k;  // [kTokens]: D, scale D and R, times the rows' factors
+  float* negative;                   // [kTokens][kTokens]: -stril(E o K K^T) o beta_j
+  float* solve;                      // [kTokens][kTokens]: the inverse
+  float* attention;                  // [kTokens][kTokens]: tril(scale E o Q K^T) o beta_j
+  float *read_k, *read_q, *write_k;  // [kTokens]: D, scale D and R beta, times the rows' factors
   float* values;                     // [kTokens][padded V]: rows of v, replaced by rows of o
-  float *w, *u, *u_rest;             // W, U, R o U: [kTokens][slab]
+  float *w, *e, *weighted;           // W, e, R o beta o e: [kTokens][slab]
   float* states;                     // [heads][padded_k * padded V], in slabs
   B* operands;                       // the same states as right operand: the same array, or pair rows
   PackedChunk<kTokens>* packed;      // these three with packed operands only
@@ -59,8 +61,8 @@ struct ForwardScratch {
     take(base, kTokens, read_q);
     take(base, kTokens, write_k);
     take(base, kTokens * kSlabColumns, w);
-    take(base, kTokens * kSlabColumns, u);
-    take(base, kTokens * kSlabColumns, u_rest);
+    take(base, kTokens * kSlabColumns, e);
+    take(base, kTokens * kSlabColumns, weighted);
     take(base, kTokens * range.padded(), values);
     take(base, heads * state_size(), states);
     if constexpr (kPacked<Dot>) {
@@ -86,28 +88,6 @@ struct ForwardScratch {
     piece = base == nullptr ? nullptr : reinterpret_cast<T*>(base + bytes);
     bytes += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
   }
-};
-
-/// Rows of the caller's tensors that are needed soon, fetched two lines at a time between runs of the products: in bursts they
-/// would fill the buffers for outstanding lines and stop the products. A step has no branch; at the end it repeats the last
-/// lines.
-class PrefetchRows {
- public:
-  PrefetchRows() { pieces_[0] = reinterpret_cast<const std::byte*>(this); }
-  void add(const std::byte* row, std::int64_t bytes) {
-    for (std::int64_t at = 0; at < bytes && end_ < kMost; at += kPieceBytes) pieces_[end_++] = row + at;
-  }
-  FLASHQLA_INLINE void step() {
-    const std::byte* const lines = pieces_[at_ / kSteps] + at_ % kSteps * kStepBytes;
-    prefetch_far(lines);
-    prefetch_far(lines + 64);
-    at_ += at_ + 1 < kSteps * end_;
-  }
-
- private:
-  static constexpr int kStepBytes = 128, kPieceBytes = 256, kSteps = kPieceBytes / kStepBytes, kMost = 256;
-  const std::byte* pieces_[kMost];
-  int at_ = 0, end_ = 0;
 };
 
 // Of chunk_forward_fixed.inl, for packed operands.
@@ -197,21 +177,16 @@ inline void prepare_head(const ForwardScratch<Dot, kTokens>& x, float scale) {
     const Vec decay = load(gates.decay + i), factor = load(x.factors + i);
     store(x.read_k + i, mul(decay, factor));
     store(x.read_q + i, mul(mul(set1(scale), decay), load(x.factors + kTokens + i)));
-    store(x.write_k + i, mul(load(gates.rest + i), factor));
+    store(x.write_k + i, mul(mul(load(gates.rest + i), load(gates.beta + i)), factor));
   }
   for (int i = 0; i < kTokens; ++i) {
-    const Vec minus_beta = set1(-gates.beta[i]);
     for (int j = 0; j <= i; j += kWidth) {  // lanes above the diagonal may hold anything: they are never read
-      const Vec decay = decay_between(gates, i, j);
-      store(x.negative + i * kTokens + j, mul(minus_beta, mul(decay, load(x.gram + i * kTokens + j))));
-      store(x.attention + i * kTokens + j, mul(mul(set1(scale), decay), load(x.gram + (kTokens + i) * kTokens + j)));
+      const Vec factor = mul(load(gates.beta + j), decay_between(gates, i, j));
+      store(x.negative + i * kTokens + j, mul(sub(zero(), factor), load(x.gram + i * kTokens + j)));
+      store(x.attention + i * kTokens + j, mul(mul(set1(scale), factor), load(x.gram + (kTokens + i) * kTokens + j)));
     }
   }
   invert_unit_lower<kTokens>(x.negative, x.solve);
-  for (int i = 0; i < kTokens; ++i) {
-    for (int j = 0; j <= i; j += kWidth)
-      store(x.solve + i * kTokens + j, mul(load(x.solve + i * kTokens + j), load(gates.beta + j)));
-  }
 }
 
 /// c[i] = factors[i] * c[i].
@@ -227,14 +202,14 @@ FLASHQLA_INLINE void scale_rows(const float* factors, Vec (&c)[kRows][kColumns])
 /// K S and Q S of one slab: W goes to x.w, scale D o (Q S) to `values`.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const float* state, const typename Dot::B* operand,
-                                  float* values, PrefetchRows& soon) {
+                                  float* values, PrefetchList& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
   const std::int64_t row_stride = x.range.padded(), steps = x.padded_k / Dot::kPair;
   const float *read_k = x.read_k, *read_q = x.read_q;
   float* const w = x.w;
   const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair, operand,
                                  kSlab};
-  const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step(); };
+  const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step<2>(); };
   const auto finish_w = [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
     const float *v = values + row * row_stride, *factors = read_k + row;
     FLASHQLA_UNROLL
@@ -259,39 +234,39 @@ FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const f
       meanwhile);
 }
 
-/// U and R o U of one slab, and o in `values`.
+/// e and R o beta o e of one slab, and o in `values`.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_INLINE void solve_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* values) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
   constexpr int kRows = kRegisters == 32 ? 8 : 4;
   const std::int64_t row_stride = x.range.padded();
-  float *const u = x.u, *const u_rest = x.u_rest;
+  float *const e = x.e, *const weighted = x.weighted;
   const float* const write_k = x.write_k;
-  const Operands<F32Dot> solve{x.solve, kTokens, 1, x.w, kSlab}, attention{x.attention, kTokens, 1, u, kSlab};
+  const Operands<F32Dot> solve{x.solve, kTokens, 1, x.w, kSlab}, attention{x.attention, kTokens, 1, e, kSlab};
   for (std::int64_t row = 0; row < n; row += kRows) {
     Vec c[kRows][kColumns];
     clear_block(c);
     multiply_triangle<F32Dot, kRows, kColumns>(solve, row, c);
-    store_block(u + row * kSlab, kSlab, c);
+    store_block(e + row * kSlab, kSlab, c);
     scale_rows(write_k + row, c);
-    store_block(u_rest + row * kSlab, kSlab, c);
+    store_block(weighted + row * kSlab, kSlab, c);
     load_block(values + row * row_stride, row_stride, c);
     multiply_triangle<F32Dot, kRows, kColumns>(attention, row, c);
     store_block(values + row * row_stride, row_stride, c);
   }
 }
 
-/// S = D_end S + K^T (R o U) over the first n tokens.
+/// S = D_end S + K^T (R o beta o e) over the first n tokens.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
-                                 PrefetchRows& soon) {
+                                 PrefetchList& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
-  const Operands<F32Dot> update{x.keys, x.kKeysStride, 1, x.u_rest, kSlab};
+  const Operands<F32Dot> update{x.keys, x.kKeysStride, 1, x.weighted, kSlab};
   const Vec total = set1(x.gates->total);
   for_row_blocks<kColumns>(0, x.padded_k, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
     Vec c[kRows][kColumns];
     float* const p = state + row * kSlab;
-    soon.step();
+    soon.step<2>();
     clear_block(c);
     if (n == kTokens) {
       multiply_block<F32Dot, kRows, kColumns>(update, row, kTokens, c);
@@ -309,10 +284,12 @@ FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int
 }
 
 template <class Dot, int kTokens, int kColumns>
-inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
-                         float* values, PrefetchRows& soon) {
+inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, std::int64_t s, float* state,
+                         typename Dot::B* operand, const SavedErrors& errors, PrefetchList& soon) {
+  float* const values = x.values + s * kSlabColumns;
   project_slab<Dot, kTokens, kColumns>(x, state, operand, values, soon);
   solve_slab<Dot, kTokens, kColumns>(x, n, values);
+  errors.store_slab<kColumns>(x.range.begin + s * kSlabColumns, n, x.e);
   update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }
 
@@ -320,7 +297,7 @@ inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, 
 template <class Dot, int kTokens>
 inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwardArguments& arguments, std::int64_t batch,
                          std::int64_t token, std::int64_t position, std::int64_t head, std::int64_t place, std::int64_t n,
-                         PrefetchRows& soon) {
+                         const SavedErrors& errors, PrefetchList& soon) {
   const InputArguments& in = arguments.inputs;
   const SlabRange& range = x.range;
   const std::int64_t width = range.end - range.begin;
@@ -336,11 +313,10 @@ inline void advance_head(const ForwardScratch<Dot, kTokens>& x, const ChunkForwa
     const std::int64_t first = s * x.padded_k * kSlabColumns;
     float* state = x.state(place) + first;
     typename Dot::B* operand = x.operand(place) + first / Dot::kPair;
-    float* values = x.values + s * kSlabColumns;
     if (range.columns(s) == kSlabColumns) {
-      advance_slab<Dot, kTokens, kSlabVectors>(x, n, state, operand, values, soon);
+      advance_slab<Dot, kTokens, kSlabVectors>(x, n, s, state, operand, errors, soon);
     } else {
-      advance_slab<Dot, kTokens, 1>(x, n, state, operand, values, soon);
+      advance_slab<Dot, kTokens, 1>(x, n, s, state, operand, errors, soon);
     }
   }
   const MutableTokenView& o = arguments.o;

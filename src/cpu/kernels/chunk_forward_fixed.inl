@@ -1,13 +1,13 @@
-// With Bf16Dot, the update of the state S = D_end S + K^T (R o U) in 16-bit fixed point. Included after chunk_forward.inl and
-// gemm_bf16.inl, inside namespace avx512bf16.
+// With Bf16Dot, the update of the state S = D_end S + K^T (R o beta o e) in 16-bit fixed point. Included after chunk_forward.inl
+// and gemm_bf16.inl, inside namespace avx512bf16.
 //
-// Rounding R o U to bf16 is not accurate enough: nothing downstream of it in the chunk corrects the error, and where keys repeat
-// the parts of 32 tokens cancel, so that the state would be up to 2e-2 off with beta 1. Fixed point has the same speed and 15
-// bits instead of 8, because what counts is the error relative to the sum over the tokens:
+// Rounding R o beta o e to bf16 is not accurate enough: nothing downstream of it in the chunk corrects the error, and where keys
+// repeat the parts of 32 tokens cancel, so that the state would be up to 2e-2 off with beta 1. Fixed point has the same speed and
+// 15 bits instead of 8, because what counts is the error relative to the sum over the tokens:
 //   keys   int16 [padded K][tokens], each token scaled by a power of two so that its largest element is in [2^12, 2^13): exact
 //          for all elements down to 1/32 of the largest (bf16 has 8 bits), 13 bits for the rest
-//   R o U  times what the keys were divided by, scaled per column so that no number exceeds 2^15 and no column's absolute sum
-//   2^18
+//   R o beta o e  times what the keys were divided by, scaled per column so that no number exceeds 2^15 and no column's absolute
+//   sum 2^18
 // so that no sum of products exceeds 2^31 and the integers are exact. A column with NaN or infinity gets such a scale and stays
 // alone with it.
 //
@@ -19,7 +19,7 @@
 #include "cpu/kernels/gemm_bf16.inl"
 
 inline constexpr float kMostBeta = 1.4f;
-inline constexpr float kFixedSum = 0x1p18f;            // of a column of |R o U|
+inline constexpr float kFixedSum = 0x1p18f;            // of a column of |R o beta o e|
 inline constexpr float kFixedMost = 32767.0f;          // of its elements
 inline constexpr int kFixedKeyBits = 12, kBias = 127;  // 2^12 <= largest element of a key; of the exponent of f32
 
@@ -78,13 +78,13 @@ inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
   }
 }
 
-/// What one is worth in the columns of R o U, and its reciprocal.
+/// What one is worth in the columns of R o beta o e, and its reciprocal.
 template <int kColumns>
 struct FixedUnit {
   Vec worth[kColumns], scale[kColumns];
 };
 
-/// How large the columns of R o U are.
+/// How large the columns of R o beta o e are.
 template <int kColumns>
 class FixedRange {
  public:
@@ -120,7 +120,7 @@ class FixedRange {
   Vec sum_[2][kColumns], most_[kColumns];
 };
 
-/// Rows [row, row + kRows) of R o U to fixed point.
+/// Rows [row, row + kRows) of R o beta o e to fixed point.
 template <class Dot, int kTokens, int kColumns, int kRows>
 FLASHQLA_INLINE void fix_rows(const ForwardScratch<Dot, kTokens>& x, std::int64_t row, const FixedUnit<kColumns>& unit) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
@@ -128,7 +128,7 @@ FLASHQLA_INLINE void fix_rows(const ForwardScratch<Dot, kTokens>& x, std::int64_
   for (int i = 0; i < kRows; i += 2) {
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
-      const float* const from = x.u_rest + (row + i) * kSlab + j * kWidth;
+      const float* const from = x.weighted + (row + i) * kSlab + j * kWidth;
       store_pair(x.fixed_rows + (row + i) / 2 * kSlab + j * kWidth,
                  pack_int16(mul(unit.scale[j], load(from)), mul(unit.scale[j], load(from + kSlab))));
     }
@@ -146,7 +146,7 @@ FLASHQLA_NOINLINE void update_fixed(const ForwardScratch<Dot, kTokens>& x, std::
   for_row_blocks<kColumns>(0, x.padded_k, [&]<int kRows>(std::int64_t row) FLASHQLA_INLINE_LAMBDA {
     Vec c[kRows][kColumns];
     float* const p = state + row * kSlab;
-    soon.step();
+    soon.template step<2>();
     clear_block(c);
     multiply_block<Int16Dot, kRows, kColumns>(update, row, steps, c);
     FLASHQLA_UNROLL

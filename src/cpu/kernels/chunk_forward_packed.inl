@@ -28,10 +28,10 @@ FLASHQLA_NOINLINE void project_packed(const ForwardScratch<Dot, kTokens>& x, con
   const std::int64_t steps = x.padded_k / 2;
   const bool whole = rows.whole<kTokens, kColumns>();
   const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), 2, 4 * kTokens, operand, kSlab};
-  const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step(); };
+  const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.template step<2>(); };
   const std::uint16_t* next = rows.v;  // of v, from the second-level cache: a block has four steps and eight rows
   const auto meanwhile_v = [&]() FLASHQLA_INLINE_LAMBDA {
-    soon.step();
+    soon.template step<2>();
     prefetch_near(next);
     prefetch_near(next + rows.v_stride);
     next += 2 * rows.v_stride;
@@ -61,7 +61,7 @@ FLASHQLA_NOINLINE void project_packed(const ForwardScratch<Dot, kTokens>& x, con
       meanwhile);
 }
 
-/// U of one slab, and R o U in x.u_rest. Returns what one of fixed point is worth there.
+/// e of one slab, and R o beta o e in x.weighted. Returns what one of fixed point is worth there.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_NOINLINE FixedUnit<kColumns> solve_packed(const ForwardScratch<Dot, kTokens>& x, std::int64_t n) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
@@ -72,7 +72,7 @@ FLASHQLA_NOINLINE FixedUnit<kColumns> solve_packed(const ForwardScratch<Dot, kTo
     Vec c[kRows][kColumns];
     clear_block(c);
     multiply_triangle<F32Dot, kRows, kColumns>(solve, row, c);
-    store_block(x.u + row * kSlab, kSlab, c);
+    store_block(x.e + row * kSlab, kSlab, c);
     scale_rows(x.write_k + row, c);
     if (row + kRows > n) {  // tokens past the end may hold NaN
       FLASHQLA_UNROLL
@@ -81,20 +81,20 @@ FLASHQLA_NOINLINE FixedUnit<kColumns> solve_packed(const ForwardScratch<Dot, kTo
         for (int j = 0; j < kColumns; ++j) c[i][j] = row + i < n ? c[i][j] : zero();
       }
     }
-    store_block(x.u_rest + row * kSlab, kSlab, c);
+    store_block(x.weighted + row * kSlab, kSlab, c);
     range.add(c);
   }
   return range.unit();
 }
 
-/// o of one slab; R o U to fixed point between the products.
+/// o of one slab; R o beta o e to fixed point between the products.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_NOINLINE void attend_packed(const ForwardScratch<Dot, kTokens>& x, const SlabRows& rows,
                                      const FixedUnit<kColumns>& unit) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
   constexpr int kRows = 8;
   const bool whole = rows.whole<kTokens, kColumns>();
-  const Operands<F32Dot> attention{x.attention, kTokens, 1, x.u, kSlab};
+  const Operands<F32Dot> attention{x.attention, kTokens, 1, x.e, kSlab};
   for (std::int64_t row = 0; row < rows.n; row += kRows) {
     fix_rows<Dot, kTokens, kColumns, kRows>(x, row, unit);
     Vec c[kRows][kColumns];

@@ -20,6 +20,10 @@ struct ForwardSplit {
 /// cheaper; but the states are read and written at every chunk and should stay in the second-level cache.
 inline constexpr std::int64_t kStateBytes = kRegisters == 32 ? 512 * 1024 : 256 * 1024;
 
+/// Errors from a rounded state are too coarse for the backward.
+template <class Dot>
+inline constexpr bool kSaves = !kPacked<Dot>;
+
 template <class Dot>
 constexpr std::int64_t padded_k_of(const Problem& problem) {
   return round_up(problem.dim_k, kWidth * Dot::kPair);
@@ -115,7 +119,7 @@ inline void store_cumulative(const ChunkForwardArguments& arguments, std::int64_
 /// rows that lie side by side are fetched side by side.
 template <int kTokens>
 inline void plan_prefetch(const ChunkForwardArguments& arguments, const ForwardItem& item, std::int64_t batch, std::int64_t token,
-                          std::int64_t end, std::int64_t h, PrefetchRows& soon) {
+                          std::int64_t end, std::int64_t h, PrefetchList& soon) {
   const InputArguments& in = arguments.inputs;
   const std::int64_t share = parts_of(kTokens, item.heads), from = token + kTokens + h * share;
   const auto add = [&](const auto& view, std::int64_t first_head, std::int64_t last_head, std::int64_t element,
@@ -160,15 +164,22 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
   const bool before_chunks = arguments.stored_states == StoredStates::before_chunks,
              every = arguments.stored_states == StoredStates::every;
   std::int64_t place = before_chunks || every ? arguments.stored_begin(item.sequence) : 0;
+  const bool saves = kSaves<Dot> && arguments.saved != nullptr;
   const std::int64_t prefix = every ? arguments.prefix(item.sequence) : 0;
   for (std::int64_t t = 0; t < length;) {
     if (before_chunks && t % kTokensPerChunk == 0) store_states(arguments.stored, arguments.stored_row(place++));
+    if (saves && t > 0 && t % SavedShape::kSegmentTokens == 0) {
+      for (std::int64_t h = 0; h < item.heads; ++h)
+        save_state(arguments, item.sequence, t, item.first_head + h, x.state(h), item.range, padded_k);
+    }
     const std::int64_t whole = kTokens - (prefix + t) % kTokens, n = whole < length - t ? whole : length - t;
     for (std::int64_t h = 0; h < item.heads; ++h) {
       if (h == 0 || item.head_qk(h) != item.head_qk(h - 1)) prepare_keys(x, in, batch, begin + t, item.head_qk(h), n);
-      PrefetchRows soon;
+      PrefetchList soon;
       plan_prefetch<kTokens>(arguments, item, batch, begin + t, begin + length, h, soon);
-      advance_head(x, arguments, batch, begin + t, t, item.first_head + h, h, n, soon);
+      const std::int64_t head = item.first_head + h;
+      const SavedErrors errors = saves ? SavedErrors(arguments, item.sequence, t, head) : SavedErrors();
+      advance_head(x, arguments, batch, begin + t, t, head, h, n, errors, soon);
     }
     t += n;
     if (every && (prefix + t) % arguments.states_every == 0) store_states(arguments.stored, arguments.stored_row(place++));
@@ -208,6 +219,7 @@ inline void run_chunk_forward(const ChunkForwardArguments& arguments, std::byte*
   const InputArguments& in = arguments.inputs;
   const std::size_t slot_bytes = forward_slot_bytes<Dot, kTokens>(in.problem);
   const ForwardSplit split = split_forward<Dot>(in.problem, in.sequences.count, parallel.threads);
+  if (kSaves<Dot> && arguments.saved != nullptr) zero_unsaved(arguments);
   for_each_item(parallel, split.items, [&](std::int64_t slot, std::int64_t item) {
     run_forward_item<Dot, kTokens>(arguments, forward_item(split, item), slot_scratch(workspace, slot_bytes, slot));
   });
@@ -218,4 +230,5 @@ inline void run_chunk_forward(const ChunkForwardArguments& arguments, std::byte*
     });
   }
   zero_slack(arguments, parallel);
+  if (kSaves<Dot> && arguments.saved != nullptr) SavedHead::write(arguments.saved, kWidth);
 }

@@ -25,6 +25,9 @@ FLASHQLA_INLINE Vec in_register(Vec a) {
   return a;
 }
 FLASHQLA_INLINE void store(float* p, Vec a) { _mm256_storeu_ps(p, a); }
+/// To memory that nobody reads soon, past the caches. p is 64-byte aligned; finish_streams() orders it before later stores.
+FLASHQLA_INLINE void store_stream(float* p, Vec a) { _mm256_stream_ps(p, a); }
+FLASHQLA_INLINE void finish_streams() { _mm_sfence(); }
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes_mask(n)); }
 FLASHQLA_INLINE void store_partial(float* p, Vec a, int n) { _mm256_maskstore_ps(p, first_lanes_mask(n), a); }
 

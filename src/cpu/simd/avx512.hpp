@@ -36,6 +36,9 @@ FLASHQLA_INLINE Vec in_register(Vec a) {
   return a;
 }
 FLASHQLA_INLINE void store(float* p, Vec a) { _mm512_storeu_ps(p, a); }
+/// To memory that nobody reads soon, past the caches. p is 64-byte aligned; finish_streams() orders it before later stores.
+FLASHQLA_INLINE void store_stream(float* p, Vec a) { _mm512_stream_ps(p, a); }
+FLASHQLA_INLINE void finish_streams() { _mm_sfence(); }
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes_mask(n), p); }
 FLASHQLA_INLINE void store_partial(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes_mask(n), a); }
 

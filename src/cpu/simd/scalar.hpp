@@ -31,6 +31,8 @@ FLASHQLA_INLINE Vec load(const float* p) {
 }
 FLASHQLA_INLINE Vec in_register(Vec a) { return a; }
 FLASHQLA_INLINE void store(float* p, Vec a) { __builtin_memcpy(p, &a, sizeof a); }
+FLASHQLA_INLINE void store_stream(float* p, Vec a) { store(p, a); }
+FLASHQLA_INLINE void finish_streams() {}
 FLASHQLA_INLINE Vec load_partial(const float* p, int n) {
   return lanes([&](int i) { return i < n ? p[i] : 0.0f; });
 }

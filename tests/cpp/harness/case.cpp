@@ -125,6 +125,7 @@ const std::vector<Key>& keys() {
                                       number("d_final", &Case::d_final),
                                       number("ones", &Case::ones),
                                       number("f32_gradients", &Case::f32_gradients),
+                                      number("saved", &Case::saved),
                                       named("data", &Case::data, kData),
                                       named("strides", &Case::strides, kStrides),
                                       number("seed", &Case::seed)};

@@ -72,6 +72,7 @@ struct Case {
   bool extras = false;  // g_cumulative and a
   bool d_o = true, d_final = false;
   bool ones = false;           // d_o and d_final are ones with stride 0
+  bool saved = false;          // backward: with what the same implementation's forward saves
   bool f32_gradients = false;  // instead of each input's dtype
   Data data = Data::usual;
   Strides strides = Strides::dense;

@@ -140,10 +140,11 @@ std::vector<Option> backward_options() {
                          },
                          [](Case& c) { c.ones = true; }};
   const Option wide{[](Case& c) { c.f32_gradients = false; }, [](Case& c) { c.f32_gradients = true; }};
+  const Option saved{[](Case& c) { c.saved = false; }, [](Case& c) { c.saved = c.gate != Gate::cumulative; }};
   Option all_gates = gates();
   all_gates.push_back([](Case& c) { c.gate = Gate::cumulative; });
   return {dtypes(), gate_dtypes(), state_dtypes(), index_dtypes(), layouts(), all_gates, betas(),   scales(), norms(),
-          groups(), sizes(),       shapes(),       strides(),      data(),    initial,   gradients, wide};
+          groups(), sizes(),       shapes(),       strides(),      data(),    initial,   gradients, wide,     saved};
 }
 
 std::vector<Option> recurrent_options() {

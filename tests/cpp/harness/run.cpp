@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <stdexcept>
@@ -24,16 +25,16 @@ void run_on_threads(void* context, std::int64_t tasks, Parallel::Task task, void
   for (std::thread& thread : pool) thread.join();
 }
 
-/// plan() with one implementation forced. The environment belongs to the process: one caller at a time.
-template <class Descriptor>
-Plan<Descriptor> forced_plan(const Descriptor& descriptor, const RunOptions& options) {
+/// function() with one implementation forced. The environment belongs to the process: one caller at a time.
+template <class Function>
+auto with_forced(const RunOptions& options, const Function& function) {
   static std::mutex environment;
   const std::lock_guard lock(environment);
   setenv("FLASHQLA_IMPL", options.implementation.c_str(), 1);
   try {
-    Plan<Descriptor> planned = plan(descriptor, options.threads);
+    auto result = function();
     unsetenv("FLASHQLA_IMPL");
-    return planned;
+    return result;
   } catch (...) {
     unsetenv("FLASHQLA_IMPL");
     throw;
@@ -89,7 +90,7 @@ StateTensors state_tensors(const Case& c, const Tensors& inputs, const Tensors& 
 
 template <class Descriptor, class Views>
 void plan_and_run(const Descriptor& descriptor, const Views& views, const RunOptions& options) {
-  const Plan<Descriptor> planned = forced_plan(descriptor, options);
+  const Plan<Descriptor> planned = with_forced(options, [&] { return plan(descriptor, options.threads); });
   if (planned.implementation != options.implementation) {
     throw std::runtime_error("planned " + planned.implementation + " instead of " + options.implementation);
   }
@@ -112,6 +113,25 @@ void run_forward(const Case& c, const Tensors& inputs, const RunOptions& options
   plan_and_run(descriptor, views, options);
 }
 
+/// What the forward of the case leaves for the backward, in an array full of NaN: absent if the implementation saves nothing.
+Tensor saved_by_forward(const Case& c, const Tensors& inputs, const RunOptions& options) {
+  const std::int64_t elements = with_forced(options, [&] { return saved_elements(ChunkForward{problem_of(c)}); });
+  if (elements == 0) return {};
+  Tensor saved(DType::f32, {elements});
+  const Tensor o(c.dtype, {c.B, c.T, c.Hv, c.V});
+  ChunkForwardTensors views;
+  views.inputs = input_tensors(inputs);
+  views.states.initial_state = in(inputs, "initial_state");
+  views.o = o.view();
+  views.saved = saved.view();
+  plan_and_run(ChunkForward{problem_of(c)}, views, options);
+  if (!saved.gaps_are_poison()) throw std::runtime_error("wrote outside saved");
+  for (double value : saved.values()) {
+    if (std::isnan(value)) throw std::runtime_error("left a part of saved unwritten");
+  }
+  return saved;
+}
+
 void run_backward(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
   ChunkBackward descriptor{problem_of(c)};
   if (c.packed()) descriptor.max_sequence_tokens = *std::max_element(c.lengths.begin(), c.lengths.end());
@@ -128,6 +148,12 @@ void run_backward(const Case& c, const Tensors& inputs, const RunOptions& option
   views.d_initial_state = out(outputs, "d_initial_state");
   views.d_a_log = out(outputs, "d_a_log");
   views.d_dt_bias = out(outputs, "d_dt_bias");
+  Tensor saved;
+  if (c.saved) {
+    const std::string& forward = options.saved_by.empty() ? options.implementation : options.saved_by;
+    saved = saved_by_forward(c, inputs, {forward, options.threads});
+    if (saved.present()) views.saved = saved.view();
+  }
   plan_and_run(descriptor, views, options);
 }
 

@@ -17,6 +17,7 @@ Parallel threads_of_test(int threads);
 struct RunOptions {
   std::string implementation;  ///< exact name
   int threads = 1;
+  std::string saved_by = {};  ///< with Case::saved, the implementation that the forward runs on; empty: the same
 };
 
 /// Poisoned outputs of the case by the names of the public headers. An in-place pool is a copy of the input pool under
