@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <string>
+#include <string_view>
 
 namespace flashqla::bindings {
 namespace {
@@ -31,6 +33,12 @@ ScalarType scalar_type_of(DType dtype) {
       return ScalarType::Int;
   }
   return ScalarType::Float;
+}
+
+bool is_index(std::string_view name) {
+  constexpr std::string_view kNames[] = {"cu_seqlens", "read_rows",       "write_rows",    "accepted",
+                                         "token_rows", "checkpoint_rows", "prefix_lengths"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
 bool is_meta(const Tensor& tensor) { return tensor.device().type() == torch::headeronly::DeviceType::Meta; }
@@ -89,7 +97,8 @@ DType dtype_of(const char* name, const Tensor& tensor) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32}) {
     if (type == scalar_type_of(dtype)) return dtype;
   }
-  throw InvalidType(std::string(name) + ": element type " + torch::headeronly::toString(type) + " is not supported");
+  throw InvalidType(std::string(name) + ": expected " + (is_index(name) ? "int64 or int32" : "float32, bfloat16 or float16") +
+                    ", got " + torch::headeronly::toString(type));
 }
 
 Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement placement, const Tensor& beside) {

@@ -3,6 +3,7 @@
 Importing must never fail (other packages find this one by its name alone), so an error is kept here and shown by the first call.
 """
 
+import re
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ def _read_version() -> str:
 
 
 def _torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", torch.__version__)[:2])  # "3.0rc1" and "2.12" are versions, too
 
 
 def _load() -> Exception | None:

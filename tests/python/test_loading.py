@@ -14,6 +14,7 @@ from problems import Problem, make
 
 import flash_qla
 import flash_qla._call
+from flash_qla import _load
 
 PACKAGE = Path(flash_qla.__file__).parent
 
@@ -74,6 +75,22 @@ def test_C02_without_a_library_that_loads(tmp_path):
         for line in (*answers, support):
             assert "the compiled library could not be loaded. First error: " in line and text in line
         assert all("| cause: " in line and "NoneType" not in line for line in answers)
+
+
+@pytest.mark.parametrize(
+    "version, new_enough",
+    [
+        ("2.10.0a0+git1234", True),
+        ("2.12", True),
+        ("3.0rc1", True),
+        ("3.0.0.dev20270101", True),
+        ("2.9.1+cpu", False),
+        ("1.13", False),
+    ],
+)
+def test_C02_versions_of_torch(version, new_enough, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert (_load._torch_version() >= _load.OLDEST_TORCH) == new_enough
 
 
 def test_C02_import_needs_no_gpu_and_no_compiler():

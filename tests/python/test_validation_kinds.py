@@ -72,6 +72,22 @@ def test_tensors_without_strides(function, name, wrong, got):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    "name, dtype, text",
+    [
+        ("q", torch.complex64, r"^q: expected float32, bfloat16 or float16, got ComplexFloat"),
+        ("v", torch.float8_e4m3fn, r"^v: expected float32, bfloat16 or float16, got Float8_e4m3fn"),
+        ("beta", torch.bool, r"^beta: expected float32, bfloat16 or float16, got Bool"),
+        ("cu_seqlens", torch.int16, r"^cu_seqlens: expected int64 or int32, got Short"),
+    ],
+)
+def test_element_types_that_no_argument_has(function, name, dtype, text):
+    a = {**make(Problem(state_dtype=None)), "cu_seqlens": torch.tensor([0, 70])}
+    with pytest.raises(TypeError, match=text):
+        function(**{**a, name: a[name].to(dtype)})
+
+
+@BOTH
 def test_options_have_the_callers_names(function):
     with pytest.raises(TypeError, match=r"^use_qk_l2norm_in_kernel: expected bool, got str"):
         function(**{**make(Problem()), "use_qk_l2norm_in_kernel": "yes"})
