@@ -195,6 +195,8 @@ def build_venv(own_torch):
 def ensure_venv():
     own_torch, reason = usable_torch()
     wanted = stamp(own_torch)
+    if os.path.islink(VENV):
+        fail(".venv is a symbolic link, and what it points to may serve others: remove the link, then run make again")
     if os.path.exists(VENV):
         if not os.path.exists(MARKER):
             fail(".venv exists but was not made by this script: move it away, then run make again")

@@ -86,7 +86,8 @@ def chunk_gated_delta_rule(
         NotImplementedError: the call is legal, but nothing here can run it.
 
     Gradients come in the dtype of their inputs, for any of q, k, v, g, beta, initial_state, A_log, dt_bias. Results and
-    gradients do not depend on the number of threads, bit for bit. Second derivatives and vmap are refused.
+    gradients do not depend on the number of threads, bit for bit. Second derivatives, forward mode, torch.func.grad and
+    vmap are refused.
 
     >>> import torch
     >>> from flash_qla import chunk_gated_delta_rule
