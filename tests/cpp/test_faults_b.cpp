@@ -112,33 +112,6 @@ TEST(Faults, B02_no_decay_equals_the_ungated_rule) {
   }
 }
 
-enum class Updates : std::uint8_t { none, usual };
-
-void expect_chunk_decay(Op op, double sum, double state_size, Updates updates) {
-  for (bool at_once : {false, true}) {
-    // With the whole decay in the first token the gradient of the initial state is nothing but that factor.
-    if (op == Op::backward && at_once && sum < -87.3) continue;
-    Case c = parse_case("T=64 Hv=1 K=32 V=32 initial=1 d_final=1");
-    c.op = op;
-    Tensors inputs = make_inputs(c);
-    for (std::int64_t t = 0; t < c.T; ++t) inputs.at("g").set(t, at_once ? (t == 0 ? sum : 0) : sum / 64);
-    if (updates == Updates::none) inputs.at("v").fill(0);
-    std::vector<double> state = inputs.at("initial_state").values();
-    for (double& x : state) x *= state_size;
-    inputs.at("initial_state").set_values(state);
-    expect_right(c, inputs);
-  }
-}
-
-/// The chunk's whole decay is near the smallest normal float. As long as it is one, nothing may be lost, even where there is
-/// nothing but the decayed state; factors below it count as zero, which nothing of ordinary size can show.
-TEST(Faults, B04_decay_of_a_chunk_near_underflow) {
-  for (Op op : kChunkOps) {
-    for (double sum : {-80.0, -86.0, -87.0}) expect_chunk_decay(op, sum, 1e30, Updates::none);
-    for (double sum : {-87.0, -88.0, -90.0, -100.0}) expect_chunk_decay(op, sum, 1e10, Updates::usual);
-  }
-}
-
 TEST(Faults, B04_gate_computed_at_its_ends) {
   for (Op op : kAllOps) {
     Case c = parse_case("T=70 Hq=1 Hv=6 K=32 V=32 gate=computed initial=1 d_final=1");

@@ -53,6 +53,16 @@ FLASHQLA_INLINE void store_block(float* to, std::int64_t stride, const Rows<kRow
   }
 }
 
+/// c[r][j] = factors[j] * c[r][j].
+template <int kRows>
+FLASHQLA_INLINE void scale_columns(const Vec (&factors)[kColumns], Rows<kRows>& c) {
+  FLASHQLA_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) c[r][j] = flush(mul(factors[j], c[r][j]));
+  }
+}
+
 /// Strides in words: a(row, step) is one word at a + row * kRow + step * step_a.
 template <class Dot>
 FLASHQLA_INLINE Operands<Dot> operands(const typename Dot::B* a, std::int64_t row, std::int64_t step_a, const typename Dot::B* b,
@@ -181,6 +191,7 @@ struct GroupChunk {
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
   float* solve;     // [token j][token i] of the current value head, see prepare_solve
+  float* solve_far;
 };
 
 /// All else that a thread needs, for one value head at a time. Sizes in docs/design/cpu_backward.md.
@@ -214,7 +225,8 @@ struct BackwardScratch {
   Word* r_words;
   float* flow;                              // gradient of log Gam_ij
   float *between, *reverse_solve, *scores;  // see prepare_reverse
-  float *beta_sums, *write_sums;            // [token][kWidth]: partial sums of D.e and of rest (k dS').e
+  float *between_far, *reverse_solve_far, *scores_far;
+  float *beta_sums, *write_sums;  // [token][kWidth]: partial sums of D.e and of rest (k dS').e
 
   BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
     ScratchCursor cursor(base);
@@ -230,6 +242,7 @@ struct BackwardScratch {
       chunk.gram = cursor.take<float>(kTokens * kBoth);
       chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
       chunk.solve = cursor.take<float>(square);
+      chunk.solve_far = cursor.take<float>(square);
     }
     gates = cursor.take<Gates>(shape.chunks_per_segment);
     rows = cursor.take<float>(kTokens * shape.row_k);
@@ -255,6 +268,9 @@ struct BackwardScratch {
     between = cursor.take<float>(square);
     reverse_solve = cursor.take<float>(square);
     scores = cursor.take<float>(square);
+    between_far = cursor.take<float>(square);
+    reverse_solve_far = cursor.take<float>(square);
+    scores_far = cursor.take<float>(square);
     beta_sums = cursor.take<float>(kTokens * kWidth);
     write_sums = cursor.take<float>(kTokens * kWidth);
     if (used != nullptr) *used = cursor.used();

@@ -11,10 +11,33 @@
 //
 // No term of dg is there to be cancelled by another, so strong decay (where dg is tiny) costs no digits.
 
+/// With ChunkGates::far: both parts of what prepare_reverse makes.
+template <class Dot>
+FLASHQLA_NOINLINE void prepare_reverse_far(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  const BackwardScratch<Dot>& scratch = run.scratch;
+  const Vec numbers = lane_numbers(), scale = set1(static_cast<float>(run.inputs.scale));
+  for (std::int64_t j = 0; j < kTokens; ++j) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      const std::int64_t at = j * kTokens + l * kWidth;
+      const float* row = scratch.chunks[place.in_segment].gram + j * kBoth + l * kWidth;
+      const FarDecay decay = decay_parts_since(gates, j, l);
+      const Vec near = from_token(decay.near, l, j, numbers), far = from_token(decay.far, l, j, numbers);
+      const Vec k_k = mul(sub(zero(), load(gates.beta + l * kWidth)), load(row + kTokens)), q_k = mul(scale, load(row));
+      store(scratch.between + at, near);
+      store(scratch.between_far + at, far);
+      store(scratch.reverse_solve + at, from_token(mul(near, k_k), l, j + 1, numbers));
+      store(scratch.reverse_solve_far + at, from_token(flush(mul(far, k_k)), l, j + 1, numbers));
+      store(scratch.scores + at, from_token(mul(near, q_k), l, j, numbers));
+      store(scratch.scores_far + at, from_token(flush(mul(far, q_k)), l, j, numbers));
+    }
+  }
+}
+
 /// Gates of the chunk as matrices [token j][token i]: between = Gam (i >= j), solve as in prepare_solve but with beta_i, in
 /// reverse_solve, and scores = scale Gam (q_i.k_j).
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_reverse(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  if (gates.far) return prepare_reverse_far(run, place, gates);
   const BackwardScratch<Dot>& scratch = run.scratch;
   const float* gram = scratch.chunks[place.in_segment].gram;
   const Vec numbers = lane_numbers(), scale = set1(static_cast<float>(run.inputs.scale));
@@ -53,6 +76,7 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
     }
+    if (gates.far) scale_again(gates.decay_again + t0, c);
     Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
   }
   transpose_matrix(scratch.d_o, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth, kBoth);
@@ -68,6 +92,20 @@ FLASHQLA_INLINE void substitute_back(const float* reverse_solve, std::int64_t t0
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) d[r][j] = fmadd(factor, d[q][j], d[r][j]);
     }
+  }
+}
+
+/// With ChunkGates::far: what comes from d_o and the substitution, for tokens t0 .. t0 + kBlock - 1 of scratch.panel.
+template <class Dot>
+FLASHQLA_NOINLINE void substitute_back_far(const BackwardScratch<Dot>& scratch, std::int64_t t0) {
+  const FarMatrix scores{scratch.scores, scratch.scores_far, kTokens, 1};
+  const FarMatrix solve{scratch.reverse_solve, scratch.reverse_solve_far, kTokens, 1};
+  for (std::int64_t t = t0 + kBlock - 1; t >= t0; --t) {
+    Rows<1> d;
+    load_block(scratch.panel + t * kPanel, kPanel, d);
+    multiply_far(scores, t, t, kTokens, scratch.d_o, kPanel, d);
+    multiply_far(solve, t, t + 1, kTokens, scratch.panel, kPanel, d);
+    store_block(scratch.panel + t * kPanel, kPanel, d);
   }
 }
 
@@ -99,6 +137,7 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
   }
+  if (gates.far) scale_again(gates.decay_again + t0, c);
   Packing<Dot>::rows(c, scratch.y + (kTokens + t0) / Dot::kPair * kPanel, kPanel);
 }
 
@@ -116,6 +155,7 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     clear(d);
     if (t0 < place.tokens) {
       multiply_state(run, keys + t0, words, d);
+      if (gates.far) scale_again(gates.rest_again + t0, d);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
         const Vec rest = set1(gates.rest[t0 + r]);
@@ -124,18 +164,24 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
         Vec sum = p == 0 ? zero() : load(sums);
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) {
+          sum = fmadd(d[r][j], mul(rest, load(e + j * kWidth)), sum);  // rest d alone may be too small where e is large
           d[r][j] = mul(rest, d[r][j]);
-          sum = fmadd(d[r][j], load(e + j * kWidth), sum);
         }
         store(sums, sum);
       }
-      const std::int64_t after = t0 + kBlock;
-      multiply<F32Dot, 2>(operands<F32Dot>(scratch.scores + t0 * kTokens + t0, kTokens, 1, scratch.d_o + t0 * kPanel, kPanel),
-                          kTokens - t0, d);
-      multiply<F32Dot, 2>(
-          operands<F32Dot>(scratch.reverse_solve + t0 * kTokens + after, kTokens, 1, panel + after * kPanel, kPanel),
-          kTokens - after, d);
-      substitute_back(scratch.reverse_solve, t0, d);
+      if (gates.far) {
+        store_block(panel + t0 * kPanel, kPanel, d);
+        substitute_back_far(scratch, t0);
+        load_block(panel + t0 * kPanel, kPanel, d);
+      } else {
+        const std::int64_t after = t0 + kBlock;
+        multiply<F32Dot, 2>(operands<F32Dot>(scratch.scores + t0 * kTokens + t0, kTokens, 1, scratch.d_o + t0 * kPanel, kPanel),
+                            kTokens - t0, d);
+        multiply<F32Dot, 2>(
+            operands<F32Dot>(scratch.reverse_solve + t0 * kTokens + after, kTokens, 1, panel + after * kPanel, kPanel),
+            kTokens - after, d);
+        substitute_back(scratch.reverse_solve, t0, d);
+      }
     }
     store_block(panel + t0 * kPanel, kPanel, d);
     finish_d(run, place, gates, head, errors, p, t0, d);
@@ -163,8 +209,14 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
       for (int r = 0; r < kBlock; ++r) {
         const std::int64_t j = j0 + r;
         const Vec weight = mul(set1(gates.beta[j]), load(scratch.between + j * kTokens + l * kWidth));
-        const Vec d_p = from_token(mul(c[r][0], mul(set1(scale), weight)), l, j, numbers);
-        const Vec d_kk = from_token(mul(c[r][1], mul(sub(zero(), beta_i), weight)), l, j + 1, numbers);
+        Vec d_p = from_token(mul(c[r][0], mul(set1(scale), weight)), l, j, numbers);
+        Vec d_kk = from_token(mul(c[r][1], mul(sub(zero(), beta_i), weight)), l, j + 1, numbers);
+        if (gates.far) {
+          const Vec far = mul(set1(gates.beta[j]), load(scratch.between_far + j * kTokens + l * kWidth)), unit = set1(kFarUnit);
+          const Vec far_p = mul(c[r][0], mul(set1(scale), far)), far_kk = mul(c[r][1], mul(sub(zero(), beta_i), far));
+          d_p = flush(fmadd(unit, from_token(far_p, l, j, numbers), d_p));
+          d_kk = flush(fmadd(unit, from_token(far_kk, l, j + 1, numbers), d_kk));
+        }
         const float* row = gram + j * kBoth + l * kWidth;
         const Vec flow = fmadd(d_p, load(row), mul(d_kk, load(row + kTokens)));
         store(scratch.rt + j * kBoth + l * kWidth, d_p);
@@ -208,6 +260,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         run.prefetch.template step<kPrefetchLines>();
       }
       const Vec decay = load(gates.decay + l * kWidth);
+      if (gates.far) scale_columns({load(gates.decay_again + l * kWidth), load(gates.decay_again + l * kWidth)}, c);
       const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
       Vec dot = load(rows_dot + l * kWidth);
       FLASHQLA_UNROLL
@@ -248,6 +301,8 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
                          kPanelWords<Dot>, c);
         run.prefetch.template step<kPrefetchLines>();
       }
+      const float* again = gates.rest_again + l * kWidth;
+      if (gates.far) scale_columns({load(again), load(again + kWidth)}, c);
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) {
         const std::int64_t at = (l + j) * kWidth;
@@ -272,7 +327,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
   });
 }
 
-/// A panel of dS before the chunk into `to`. Returns its part of <dS', S>.
+/// A panel of dS before the chunk into `to`. Returns its part of total_again <dS', S>.
 template <class Dot>
 FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
                                       const float* state, const float* d_state, float* to) {
@@ -283,6 +338,7 @@ FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPl
     const std::int64_t at = k0 * kPanel;
     Rows<kRows> c;
     load_block(d_state + at, kPanel, c);
+    if (gates.far) scale_columns({set1(gates.total_again), set1(gates.total_again)}, c);
     FLASHQLA_UNROLL
     for (int r = 0; r < kRows; ++r) {
       FLASHQLA_UNROLL

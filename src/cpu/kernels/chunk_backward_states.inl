@@ -14,9 +14,32 @@ FLASHQLA_INLINE Vec decay_since(const Gates& gates, std::int64_t j, std::int64_t
   return exp(add(high, low));
 }
 
+/// With ChunkGates::far: both its parts.
+FLASHQLA_INLINE FarDecay decay_parts_since(const Gates& gates, std::int64_t j, std::int64_t l) {
+  return far_parts(
+      difference({load(gates.high + l * kWidth), load(gates.low + l * kWidth)}, {set1(gates.high[j]), set1(gates.low[j])}));
+}
+
+/// With ChunkGates::far: both parts of `solve`.
+template <class Dot>
+FLASHQLA_NOINLINE void prepare_solve_far(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  const Vec numbers = lane_numbers();
+  const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
+  for (std::int64_t j = 0; j < kTokens; ++j) {
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      const std::int64_t at = j * kTokens + l * kWidth;
+      const FarDecay decay = decay_parts_since(gates, j, l);
+      const Vec k_k = mul(set1(-gates.beta[j]), load(chunk.gram + j * kBoth + kTokens + l * kWidth));
+      store(chunk.solve + at, from_token(mul(decay.near, k_k), l, j + 1, numbers));
+      store(chunk.solve_far + at, from_token(flush(mul(decay.far, k_k)), l, j + 1, numbers));
+    }
+  }
+}
+
 /// solve [j][i] = -Gam_ij (k_i.k_j) beta_j for i > j, else 0.
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates) {
+  if (gates.far) return prepare_solve_far(run, place, gates);
   const Vec numbers = lane_numbers();
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const float* gram = chunk.gram;
@@ -75,6 +98,7 @@ FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& ga
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) w[r][j] = mul(factor, e[r][j]);
   }
+  if (gates.far) scale_again(gates.rest_again + t0, w);
   Packing<Dot>::rows(w, run.scratch.weighted + t0 / Dot::kPair * kPanel, kPanel);
 }
 
@@ -101,6 +125,18 @@ FLASHQLA_INLINE void substitute(const float* solve, std::int64_t t0, Block& e) {
   }
 }
 
+/// With ChunkGates::far: both, for tokens t0 .. t0 + kBlock - 1 of a panel of `errors`.
+template <class Dot>
+FLASHQLA_NOINLINE void substitute_far(const GroupChunk<Dot>& chunk, std::int64_t t0, float* errors) {
+  const FarMatrix solve{chunk.solve, chunk.solve_far, 1, kTokens};
+  for (std::int64_t t = t0; t < t0 + kBlock; ++t) {
+    Rows<1> e;
+    load_block(errors + t * kPanel, kPanel, e);
+    multiply_far(solve, t, 0, t, errors, kPanel, e);
+    store_block(errors + t * kPanel, kPanel, e);
+  }
+}
+
 /// The substitution is in f32 with any policy: its errors grow where keys repeat, and it is little work.
 /// Errors of panel p of the chunk from that panel of the state before it, and `weighted` for the next state.
 template <class Dot>
@@ -115,6 +151,7 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
     clear(e);
     if (t0 < place.tokens) {
       multiply_state(run, chunk.xt_words + kTokens + t0, words, e);
+      if (gates.far) scale_again(gates.decay_again + t0, e);
       load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -122,8 +159,14 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) e[r][j] = fnmadd(decay, e[r][j], v[r][j]);
       }
-      multiply<F32Dot, 2>(operands<F32Dot>(chunk.solve + t0, 1, kTokens, errors, kPanel), t0, e);
-      substitute(chunk.solve, t0, e);
+      if (gates.far) {
+        store_block(errors + t0 * kPanel, kPanel, e);
+        substitute_far(chunk, t0, errors);
+        load_block(errors + t0 * kPanel, kPanel, e);
+      } else {
+        multiply<F32Dot, 2>(operands<F32Dot>(chunk.solve + t0, 1, kTokens, errors, kPanel), t0, e);
+        substitute(chunk.solve, t0, e);
+      }
     }
     store_block(errors + t0 * kPanel, kPanel, e);
     store_weighted(run, gates, t0, e);
@@ -140,6 +183,7 @@ FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPla
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     Rows<kRows> c;
     load_block(from + k0 * kPanel, kPanel, c);
+    if (gates.far) scale_columns({set1(gates.total_again), set1(gates.total_again)}, c);
     FLASHQLA_UNROLL
     for (int r = 0; r < kRows; ++r) {
       FLASHQLA_UNROLL

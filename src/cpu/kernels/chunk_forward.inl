@@ -31,21 +31,22 @@ struct ForwardScratch {
   std::int64_t padded_k;
   SlabRange range;
   ChunkGates<kTokens>* gates;
-  B* panel;                          // [padded_k / kPair][2 kTokens]: keys, then queries, transposed
-  float* keys;                       // the keys in f32, transposed: part of the panel, or [padded_k][kTokens]
-  float* factors;                    // [2 kTokens]: what L2 normalisation multiplies the rows by
-  float* gram;                       // [2 kTokens][kTokens]: K K^T, then Q K^T, of normalised rows
-  float* negative;                   // [kTokens][kTokens]: -stril(E o K K^T) o beta_j
-  float* solve;                      // [kTokens][kTokens]: the inverse
-  float* attention;                  // [kTokens][kTokens]: tril(scale E o Q K^T) o beta_j
-  float *read_k, *read_q, *write_k;  // [kTokens]: D, scale D and R beta, times the rows' factors
-  float* values;                     // [kTokens][padded V]: rows of v, replaced by rows of o
-  float *w, *e, *weighted;           // W, e, R o beta o e: [kTokens][slab]
-  float* states;                     // [heads][padded_k * padded V], in slabs
-  B* operands;                       // the same states as right operand: the same array, or pair rows
-  PackedChunk<kTokens>* packed;      // these three with packed operands only
-  std::int16_t* fixed_keys;          // [padded_k][kTokens]
-  B* fixed_rows;                     // [kTokens / 2][slab]
+  B* panel;                             // [padded_k / kPair][2 kTokens]: keys, then queries, transposed
+  float* keys;                          // the keys in f32, transposed: part of the panel, or [padded_k][kTokens]
+  float* factors;                       // [2 kTokens]: what L2 normalisation multiplies the rows by
+  float* gram;                          // [2 kTokens][kTokens]: K K^T, then Q K^T, of normalised rows
+  float* negative;                      // [kTokens][kTokens]: -stril(E o K K^T) o beta_j
+  float* solve;                         // [kTokens][kTokens]: the inverse
+  float* attention;                     // [kTokens][kTokens]: tril(scale E o Q K^T) o beta_j
+  float *negative_far, *attention_far;  // with ChunkGates::far, the far parts
+  float *read_k, *read_q, *write_k;     // [kTokens]: D, scale D and R beta, times the rows' factors
+  float* values;                        // [kTokens][padded V]: rows of v, replaced by rows of o
+  float *w, *e, *weighted;              // W, e, R o beta o e: [kTokens][slab]
+  float* states;                        // [heads][padded_k * padded V], in slabs
+  B* operands;                          // the same states as right operand: the same array, or pair rows
+  PackedChunk<kTokens>* packed;         // these three with packed operands only
+  std::int16_t* fixed_keys;             // [padded_k][kTokens]
+  B* fixed_rows;                        // [kTokens / 2][slab]
   std::size_t bytes = 0;
 
   ForwardScratch(std::byte* base, std::int64_t padded_k_, const SlabRange& range_, std::int64_t heads)
@@ -57,6 +58,8 @@ struct ForwardScratch {
     take(base, kTokens * kTokens, negative);
     take(base, kTokens * kTokens, solve);
     take(base, kTokens * kTokens, attention);
+    take(base, kTokens * kTokens, negative_far);
+    take(base, kTokens * kTokens, attention_far);
     take(base, kTokens, read_k);
     take(base, kTokens, read_q);
     take(base, kTokens, write_k);
@@ -169,6 +172,23 @@ inline void prepare_keys(const ForwardScratch<Dot, kTokens>& x, const InputArgum
   }
 }
 
+/// With ChunkGates::far: `negative`, `attention` and their far parts. There is no inverse.
+template <class Dot, int kTokens>
+FLASHQLA_NOINLINE void prepare_far_matrices(const ForwardScratch<Dot, kTokens>& x, float scale) {
+  const ChunkGates<kTokens>& gates = *x.gates;
+  for (int i = 0; i < kTokens; ++i) {
+    const Decay later{set1(gates.high[i]), set1(gates.low[i])};
+    for (int j = 0; j <= i; j += kWidth) {
+      const FarDecay decay = far_parts(difference(later, {load(gates.high + j), load(gates.low + j)}));
+      const Vec beta = load(gates.beta + j);
+      const Vec k_k = mul(sub(zero(), beta), load(x.gram + i * kTokens + j));
+      const Vec q_k = mul(mul(set1(scale), beta), load(x.gram + (kTokens + i) * kTokens + j));
+      store_parts(decay, k_k, x.negative + i * kTokens + j, x.negative_far + i * kTokens + j);
+      store_parts(decay, q_k, x.attention + i * kTokens + j, x.attention_far + i * kTokens + j);
+    }
+  }
+}
+
 /// The matrices and factors of one value head. Reads x.gram, x.factors and x.gates.
 template <class Dot, int kTokens>
 inline void prepare_head(const ForwardScratch<Dot, kTokens>& x, float scale) {
@@ -179,6 +199,7 @@ inline void prepare_head(const ForwardScratch<Dot, kTokens>& x, float scale) {
     store(x.read_q + i, mul(mul(set1(scale), decay), load(x.factors + kTokens + i)));
     store(x.write_k + i, mul(mul(load(gates.rest + i), load(gates.beta + i)), factor));
   }
+  if (gates.far) return prepare_far_matrices(x, scale);
   for (int i = 0; i < kTokens; ++i) {
     for (int j = 0; j <= i; j += kWidth) {  // lanes above the diagonal may hold anything: they are never read
       const Vec factor = mul(load(gates.beta + j), decay_between(gates, i, j));
@@ -212,6 +233,7 @@ FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const f
   const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.step<2>(); };
   const auto finish_w = [&]<int kRows>(std::int64_t row, Vec(&c)[kRows][kColumns]) FLASHQLA_INLINE_LAMBDA {
     const float *v = values + row * row_stride, *factors = read_k + row;
+    if (x.gates->far) scale_again(x.gates->decay_again + row, c);
     FLASHQLA_UNROLL
     for (int i = 0; i < kRows; ++i) {
       FLASHQLA_UNROLL
@@ -256,6 +278,27 @@ FLASHQLA_INLINE void solve_slab(const ForwardScratch<Dot, kTokens>& x, std::int6
   }
 }
 
+/// With ChunkGates::far, token by token.
+template <class Dot, int kTokens, int kColumns>
+FLASHQLA_NOINLINE void solve_far_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* values) {
+  constexpr std::int64_t kSlab = kColumns * kWidth;
+  const FarMatrix negative{x.negative, x.negative_far, kTokens, 1}, attention{x.attention, x.attention_far, kTokens, 1};
+  for (std::int64_t row = 0; row < n; ++row) {
+    float* const o = values + row * x.range.padded();
+    Vec c[1][kColumns];
+    load_block(x.w + row * kSlab, kSlab, c);
+    multiply_far(negative, row, 0, row, x.e, kSlab, c);
+    store_block(x.e + row * kSlab, kSlab, c);
+    scale_rows(x.write_k + row, c);
+    scale_again(x.gates->rest_again + row, c);
+    store_block(x.weighted + row * kSlab, kSlab, c);
+    load_block(o, kSlab, c);
+    scale_again(x.gates->decay_again + row, c);
+    multiply_far(attention, row, 0, row + 1, x.e, kSlab, c);
+    store_block(o, kSlab, c);
+  }
+}
+
 /// S = D_end S + K^T (R o beta o e) over the first n tokens.
 template <class Dot, int kTokens, int kColumns>
 FLASHQLA_INLINE void update_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, float* state, typename Dot::B* operand,
@@ -288,7 +331,9 @@ inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, 
                          typename Dot::B* operand, const SavedErrors& errors, PrefetchList& soon) {
   float* const values = x.values + s * kSlabColumns;
   project_slab<Dot, kTokens, kColumns>(x, state, operand, values, soon);
-  solve_slab<Dot, kTokens, kColumns>(x, n, values);
+  const bool far = x.gates->far;
+  far ? solve_far_slab<Dot, kTokens, kColumns>(x, n, values) : solve_slab<Dot, kTokens, kColumns>(x, n, values);
+  if (far) scale_numbers(x.gates->total_again, x.padded_k * kColumns * kWidth, state);
   errors.store_slab<kColumns>(x.range.begin + s * kSlabColumns, n, x.e);
   update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }

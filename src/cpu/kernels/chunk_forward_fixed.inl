@@ -12,7 +12,8 @@
 // alone with it.
 //
 // Where an error is never forgotten (a token with beta |k|^2 near 2 reflects the state instead of contracting it) even that would
-// add up over thousands of tokens with the same key. There the update is in f32: `choose_precision`, from the chunk's own tokens.
+// add up over thousands of tokens with the same key. There the update is in f32: `choose_precision`, from the chunk's own tokens;
+// and so it is where R or D_end are far (far_decay.inl).
 #pragma once
 
 #include "cpu/kernels/chunk_forward.inl"
@@ -63,7 +64,7 @@ inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
     sum += beta;
     squares += beta * beta;
   }
-  packed.precise = !(stable && squares <= kMostBeta * sum);
+  packed.precise = x.gates->far || !(stable && squares <= kMostBeta * sum);
   if (!packed.precise) {
     for (int i = 0; i < kTokens; i += kWidth) store(x.write_k + i, mul(load(x.write_k + i), load(packed.unscale + i)));
   } else if (!packed.keys_in_f32) {
@@ -108,7 +109,7 @@ class FixedRange {
     FixedUnit<kColumns> unit;
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
-      const Vec by_most = max(set1(0x1p-100f), mul(most_[j], set1(1.0f / kFixedMost)));
+      const Vec by_most = max(set1(0x1p-126f), mul(most_[j], set1(1.0f / kFixedMost)));
       const Vec by_sum = mul(avx512::add(sum_[0][j], sum_[1][j]), set1(1.0f / kFixedSum));
       unit.worth[j] = max(by_most, by_sum);  // NaN is in the sum if anywhere
       unit.scale[j] = div(set1(1.0f), unit.worth[j]);

@@ -1,6 +1,7 @@
 // Decay and beta of a run of tokens of one value head. Included inside an instruction set's namespace, after math.inl.
 #pragma once
 
+#include "cpu/kernels/far_decay.inl"
 #include "cpu/kernels/math.inl"
 
 /// Raw log decays are raised to this at least, so that -inf (forget all) leaves differences of cumulative sums defined. Its
@@ -91,6 +92,12 @@ struct ChunkGates {
   alignas(64) float decay[kTokens];  // e^(cumulative): from the chunk's start to the token
   alignas(64) float rest[kTokens];   // e^(total - cumulative): from the token to the chunk's end
   float total;                       // decay[kTokens - 1]
+  /// Whether some decay inside the chunk is far (far_decay.inl). Then what `decay`, `rest` and `total` multiply is to be
+  /// multiplied by these too, which are 1 where the factor is not far, and decays between tokens have a far part. Else the arrays
+  /// are not set.
+  bool far;
+  alignas(64) float decay_again[kTokens], rest_again[kTokens];
+  float total_again;
 };
 
 template <int kTokens>
@@ -99,23 +106,32 @@ inline void prepare_gates(const InputArguments& in, std::int64_t batch, std::int
   double raw[64];
   load_decays(in, batch, token, position, head, n, raw);
   load_betas(in, batch, token, head, n, out.beta);
-  double cumulative = 0.0;
+  double cumulative = 0.0, highest = 0.0, deepest = 0.0;
   for (std::int64_t i = 0; i < kTokens; ++i) {
     if (i < n) {
       cumulative += raw[i];
+      highest = cumulative > highest ? cumulative : highest;
+      deepest = cumulative - highest < deepest ? cumulative - highest : deepest;
     } else {
       out.beta[i] = 0.0f;
     }
     out.high[i] = static_cast<float>(cumulative);
     out.low[i] = static_cast<float>(cumulative - static_cast<double>(out.high[i]));
   }
-  const Vec high_end = set1(out.high[kTokens - 1]), low_end = set1(out.low[kTokens - 1]);
+  out.far = deepest < static_cast<double>(kFarDecay);
+  const Decay end{set1(out.high[kTokens - 1]), set1(out.low[kTokens - 1])};
   for (int i = 0; i < kTokens; i += kWidth) {
-    const Vec high = load(out.high + i), low = load(out.low + i);
-    store(out.decay + i, exp_sum(high, low));
-    store(out.rest + i, exp(add(sub(high_end, high), sub(low_end, low))));
+    const Decay decay{load(out.high + i), load(out.low + i)}, rest = difference(end, decay);
+    if (out.far) {
+      store_factors(decay, out.decay + i, out.decay_again + i);
+      store_factors(rest, out.rest + i, out.rest_again + i);
+    } else {
+      store(out.decay + i, exp_sum(decay.high, decay.low));
+      store(out.rest + i, exp_sum(rest.high, rest.low));
+    }
   }
   out.total = out.decay[kTokens - 1];
+  out.total_again = out.far ? out.decay_again[kTokens - 1] : 1.0f;
 }
 
 /// e^(cumulative_i - cumulative_j) for kWidth columns j from j0 on; the caller masks j > i, where it may be infinite.

@@ -2,11 +2,9 @@
 // they need, and one source file compiles them for one instruction set only.
 #pragma once
 
-/// e^x to about 1 ulp; below the smallest normal number (x < -87.34) exactly 0, so that vanishing decays never become slow
-/// denormals; infinity above 88.73; NaN stays NaN.
-FLASHQLA_INLINE Vec exp(Vec x) {
-  x = min(set1(90.0f), max(set1(-110.0f), x));
-  const Vec n = round_to_integer(mul(x, set1(1.44269504f)));
+/// r and n with e^x = r 2^n, n integral and r near 1, to about 1 ulp; |x| <= 180.
+FLASHQLA_INLINE Vec exp_parts(Vec x, Vec& n) {
+  n = round_to_integer(mul(x, set1(1.44269504f)));
   const Vec f =
       fnmadd(n, set1(-2.12194440e-4f), fnmadd(n, set1(0.693359375f), x));  // ln 2 in two parts, the first exact in products
   // (e^f - 1 - f) / f^2 interpolated at the Chebyshev nodes of |f| <= ln(2) / 2
@@ -14,7 +12,15 @@ FLASHQLA_INLINE Vec exp(Vec x) {
   r = fmadd(r, f, set1(0.041666556f));
   r = fmadd(r, f, set1(0.16666576f));
   r = fmadd(r, f, set1(0.5f));
-  r = add(fmadd(mul(f, f), r, f), set1(1.0f));
+  return add(fmadd(mul(f, f), r, f), set1(1.0f));
+}
+
+/// e^x to about 1 ulp; below the smallest normal number (x < -87.34) exactly 0, so that vanishing decays never become slow
+/// denormals; infinity above 88.73; NaN stays NaN.
+FLASHQLA_INLINE Vec exp(Vec x) {
+  x = min(set1(90.0f), max(set1(-110.0f), x));
+  Vec n;
+  const Vec r = exp_parts(x, n);
   return select_less(x, set1(-87.336544f), zero(), scale_by_power(r, n));
 }
 

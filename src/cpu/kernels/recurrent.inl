@@ -10,7 +10,7 @@
 struct PreparedTokens {
   std::int64_t sequence = -1, head_qk = -1, head_v = -1, first = -1;  // of what it holds
   float k_dot_q[kPreparedTokens];
-  float decay[kPreparedTokens];
+  float decay[kPreparedTokens], decay_again[kPreparedTokens];  // e^g is the product: far_decay.inl
   alignas(64) float beta[64];
 };
 
@@ -83,9 +83,10 @@ inline void prepare_tokens(const InputArguments& in, const SlabPlace& place, std
     for (std::int64_t t = 0; t < n; ++t) {
       const auto high = static_cast<float>(log_decay[t]);
       const auto low = static_cast<float>(log_decay[t] - static_cast<double>(high));
-      float lanes_of_exp[kWidth];
-      store(lanes_of_exp, exp_sum(set1(high), set1(low)));
-      prepared.decay[t] = lanes_of_exp[0];
+      float factor[kWidth], again[kWidth];
+      store_factors({set1(high), set1(low)}, factor, again);
+      prepared.decay[t] = factor[0];
+      prepared.decay_again[t] = again[0];
     }
   }
   prepared.sequence = place.sequence;
@@ -177,6 +178,12 @@ inline void run_slab(const RecurrentWork& work, const SlabPlace& place, const st
     const std::int64_t t = token % kPreparedTokens, tokens_left = tokens - token - 1;
     if (t == 0)
       prepare_tokens(in, place, token, tokens_left + 1 < kPreparedTokens ? tokens_left + 1 : kPreparedTokens, scratch, prepared);
+    if (prepared.decay_again[t] != 1.0f) {
+      if (slab.data != scratch_slab.data) load_slab(shape, slab, scratch_slab);
+      scale_numbers(prepared.decay_again[t], shape.padded_rows * shape.padded_width, scratch.slab);
+      slab = scratch_slab;
+      if (!work.in_order) walk = Walk::side_by_side;
+    }
     SlabRows kept{};
     const std::int64_t kept_row = arguments.token_row(batch, in.sequences.begin(place.sequence) + token);
     if (kept_row >= 0) kept = caller_slab(arguments.token_states, kept_row, place.head, place.column);
