@@ -125,7 +125,9 @@ def chunk_gated_delta_rule(
 chunk_gdn = chunk_gated_delta_rule
 
 
-def run_chunks(inputs: tuple, initial_state: Tensor | None, output_final_state: bool, save: bool = True) -> tuple[Tensor, Tensor | None]:
+def run_chunks(
+    inputs: tuple, initial_state: Tensor | None, output_final_state: bool, save: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """Through the op with autograd, or the one without if nothing asks for a gradient."""
     arguments = (*inputs, initial_state, bool(output_final_state))
     warn_if_slow("chunk_forward", arguments)
