@@ -13,7 +13,7 @@
 
 #include "cpu/kernels/chunk_backward_all.inl"
 
-#include "cpu/kernels/gemm_bf16.inl"
+#include "cpu/kernels/fixed_point.inl"
 
 #include "cpu/kernels/chunk_backward_bf16.inl"
 

@@ -17,6 +17,8 @@ inline constexpr int kLaneBlocks = kTokens / kWidth;
 template <class Dot>
 inline constexpr std::int64_t kPanelWords = kPanel / Dot::kPair;  // words along V in a panel
 template <class Dot>
+inline constexpr std::int64_t kKeyWords = Dot::kPair == 1 ? kBoth : kTokens;  // from one row of key_words to the next
+template <class Dot>
 inline constexpr std::int64_t kTokenWords = kTokens / Dot::kPair;  // words along the tokens of a chunk
 static_assert(kTokens % kBlock == 0 && kTokens % kPanel == 0);
 
@@ -181,13 +183,15 @@ class ScratchCursor {
   std::size_t used_ = 0;
 };
 
-/// What the value heads of a group share, for one chunk. Every product takes q and k from `xt` or its packed copies.
+/// What the value heads of a group share, for one chunk. Every product takes q and k from `xt` or the packed copies.
 template <class Dot>
 struct GroupChunk {
   using Word = typename Dot::B;
-  float* xt;        // lanes [K][Q | K], normalised
-  Word* xt_words;   // the same with neighbours along K in a word
+  float* xt;        // lanes [K][Q | K], normalised; not there if the words are copies
+  Word* xt_words;   // the same with neighbours along K in a word; copies are there while a chunk is prepared
   Word* x_words;    // the same with neighbouring tokens in a word
+  Word* key_words;  // the right half of xt_words, or its copy as multiply_state takes it
+  float* unscale;   // [token]: what multiply_state multiplies by, if that is a copy
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
   float* solve;     // [token j][token i] of the current value head, see prepare_solve
@@ -206,8 +210,9 @@ struct BackwardScratch {
   float* d_states[2];  // after and before the current chunk, in turn
   float* errors;       // of each chunk of the segment, unless the stash has them
   float* state_panel;
-  Word* state_words;  // a panel of a state with neighbouring rows in a word, and what that rounds off
-  Word* state_rows;   // a state with neighbouring columns in a word
+  Word* state_words;   // a panel of a state with neighbouring rows in a word
+  float* state_worth;  // [kPanel]: what one is worth in its columns, if that is a copy
+  Word* state_rows;    // a state with neighbouring columns in a word
   // Of one panel:
   float* panel;    // [tokens]
   Word* weighted;  // [tokens]: rest beta e
@@ -236,9 +241,18 @@ struct BackwardScratch {
     };
     for (std::int64_t i = 0; i < shape.chunks_per_segment; ++i) {
       GroupChunk<Dot>& chunk = chunks[i];
-      chunk.xt = cursor.take<float>(shape.padded_k * kBoth);
-      chunk.xt_words = copy(chunk.xt, shape.padded_k / pair * kBoth);
-      chunk.x_words = copy(chunk.xt, shape.padded_k * kBoth / pair);
+      if constexpr (Packing<Dot>::kCopies) {
+        const std::int64_t rows = (shape.padded_k + 2 * kWidth - 1) / (2 * kWidth) * kWidth;
+        chunk.xt = nullptr;
+        chunk.xt_words = i == 0 ? cursor.take<Word>(rows * kBoth) : chunks[0].xt_words;
+        chunk.x_words = cursor.take<Word>(shape.padded_k * kBoth / pair);
+        chunk.key_words = cursor.take<Word>(rows * kTokens);
+        chunk.unscale = cursor.take<float>(kTokens);
+      } else {
+        chunk.xt = chunk.xt_words = chunk.x_words = cursor.take<float>(shape.padded_k * kBoth);
+        chunk.key_words = chunk.xt + kTokens;
+        chunk.unscale = nullptr;
+      }
       chunk.gram = cursor.take<float>(kTokens * kBoth);
       chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
       chunk.solve = cursor.take<float>(square);
@@ -250,7 +264,8 @@ struct BackwardScratch {
     for (float*& d_state : d_states) d_state = cursor.take<float>(shape.state());
     errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
     state_panel = cursor.take<float>(panel_state);
-    state_words = copy(nullptr, 2 * panel_state / pair);
+    state_words = copy(nullptr, panel_state / pair);
+    state_worth = cursor.take<float>(kPanel);
     state_rows = copy(nullptr, shape.state() / pair);
     panel = cursor.take<float>(kTokens * kPanel);
     weighted = cursor.take<Word>(kTokens * kPanel);

@@ -76,12 +76,16 @@ ChunkPlace chunk_at(const BackwardRun<Dot>& run, std::int64_t index) {
   return {index, index % run.shape.chunks_per_segment, position, run.begin + position, smaller(kTokens, run.length - position)};
 }
 
-/// Rows of q (half 0) or k (half 1): xt and its copies.
+/// Rows of q (half 0) or k (half 1): xt, or its packed copies.
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlace& place, const ConstTokenView& view,
                                     std::int64_t half) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const std::int64_t row_k = run.shape.row_k, padded_k = run.shape.padded_k, head = run.item.head_qk;
+  if constexpr (Packing<Dot>::kCopies) {
+    Packing<Dot>::pack_rows(view.row(run.batch, place.token, head), view.stride_token, place.tokens, run.shape, half, chunk);
+    return;
+  }
   for (std::int64_t t = 0; t < kTokens; ++t) {
     float* row = run.scratch.rows + t * row_k;
     if (t < place.tokens) {
@@ -91,13 +95,16 @@ FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlac
       for (std::int64_t i = 0; i < padded_k; i += kWidth) store(row + i, zero());
     }
   }
-  float* xt = chunk.xt + half * kTokens;
-  transpose_matrix(run.scratch.rows, kTokens, padded_k, row_k, xt, kBoth);
+  transpose_matrix(run.scratch.rows, kTokens, padded_k, row_k, chunk.xt + half * kTokens, kBoth);
+}
+
+/// Lane block l of row k of the lanes of q (half 0) or k (half 1).
+template <class Dot>
+FLASHQLA_INLINE Vec load_x(const GroupChunk<Dot>& chunk, std::int64_t k, std::int64_t half, std::int64_t l) {
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(xt, padded_k, kTokens, kBoth, chunk.xt_words + half * kTokens, kBoth);
-    for (std::int64_t k = 0; k < padded_k; ++k) {
-      Packing<Dot>::row_words(xt + k * kBoth, kTokens, chunk.x_words + (2 * k + half) * kTokenWords<Dot>);
-    }
+    return Packing<Dot>::load_words(chunk.x_words + (2 * k + half) * kTokenWords<Dot> + l * kWidth / Dot::kPair);
+  } else {
+    return load(chunk.xt + k * kBoth + half * kTokens + l * kWidth);
   }
 }
 
@@ -109,8 +116,8 @@ FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlac
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
       Block c;
       clear(c);
-      multiply<F32Dot, 2, kTokens>(operands<F32Dot>(chunk.xt + kTokens + j0, 1, kBoth, chunk.xt + l * kWidth, kBoth),
-                                   run.shape.dim_k, c);
+      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.xt_words + kTokens + j0, 1, kBoth, chunk.xt_words + l * kWidth, kBoth),
+                                run.steps_k, c);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
         store(chunk.gram + (j0 + r) * kBoth + l * kWidth, c[r][0]);
@@ -124,12 +131,12 @@ FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlac
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_key_gram(const BackwardRun<Dot>& run, const ChunkPlace& place) {
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
-  const float* keys = chunk.xt + kTokens;
+  const auto* keys = chunk.xt_words + kTokens;
   for (std::int64_t j0 = 0; j0 < kTokens; j0 += kBlock) {
     for (std::int64_t l = j0 / kPanel * kColumns; l < kLaneBlocks; l += kColumns) {
       Block c;
       clear(c);
-      multiply<F32Dot, 2>(operands<F32Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.shape.dim_k, c);
+      multiply<Dot, 2>(operands<Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.steps_k, c);
       store_block(chunk.gram + j0 * kBoth + kTokens + l * kWidth, kBoth, c);
     }
   }

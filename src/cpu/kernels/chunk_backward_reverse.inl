@@ -147,14 +147,13 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
                                std::int64_t p, const float* errors, const float* d_state) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
-  const Word* keys = scratch.chunks[place.in_segment].xt_words + kTokens;
   const Word* words = panel_as_words(run, d_state);
   float* panel = scratch.panel;
   for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
     Block d;
     clear(d);
     if (t0 < place.tokens) {
-      multiply_state(run, keys + t0, words, d);
+      multiply_state(run, scratch.chunks[place.in_segment], t0, words, d);
       if (gates.far) scale_again(gates.rest_again + t0, d);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -265,10 +264,9 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
       Vec dot = load(rows_dot + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const float* x = chunk.xt + (k0 + r) * kBoth + l * kWidth;
         c[r][0] = mul(factor_q, c[r][0]);
         c[r][1] = mul(factor_k, c[r][1]);
-        dot = fmadd(load(x), c[r][0], fmadd(load(x + kTokens), c[r][1], dot));
+        dot = fmadd(load_x(chunk, k0 + r, 0, l), c[r][0], fmadd(load_x(chunk, k0 + r, 1, l), c[r][1], dot));
       }
       store(rows_dot + l * kWidth, dot);
       multiply<Dot, 2, kTokens>(operands<Dot>(chunk.x_words + (2 * k0 + 1) * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1,

@@ -55,25 +55,29 @@ FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPla
   }
 }
 
-/// A panel of a state with its rows in pairs, as a B operand; see multiply_state.
+/// A panel of a state as the B operand of multiply_state.
 template <class Dot>
 FLASHQLA_INLINE const typename Dot::B* panel_as_words(const BackwardRun<Dot>& run, const float* panel) {
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::split_pairs(panel, run.shape.padded_k, kPanel, run.scratch.state_words);
+    Packing<Dot>::fix_panel(panel, run.steps_k, run.scratch.state_words, run.scratch.state_worth);
     return run.scratch.state_words;
   } else {
     return panel;
   }
 }
 
-/// c += K S for kBlock tokens and a panel: `words` from panel_as_words. What a policy rounds off the state is a second operand:
-/// the errors v - k S are small where keys repeat, and so would be swamped.
+/// c = K S for kBlock tokens from t0 on and a panel: `words` from panel_as_words. The errors v - k S are small where keys repeat:
+/// with S in bf16 they would be swamped, so that packed copies are in fixed point.
 template <class Dot>
-FLASHQLA_INLINE void multiply_state(const BackwardRun<Dot>& run, const typename Dot::B* keys, const typename Dot::B* words,
-                                    Block& c) {
-  multiply<Dot, 2>(operands<Dot>(keys, 1, kBoth, words, kPanel), run.steps_k, c);
+FLASHQLA_INLINE void multiply_state(const BackwardRun<Dot>& run, const GroupChunk<Dot>& chunk, std::int64_t t0,
+                                    const typename Dot::B* words, Block& c) {
+  clear(c);
   if constexpr (Packing<Dot>::kCopies) {
-    multiply<Dot, 2>(operands<Dot>(keys, 1, kBoth, words + run.shape.padded_k / Dot::kPair * kPanel, kPanel), run.steps_k, c);
+    using Fixed = typename Packing<Dot>::FixedDot;
+    multiply<Fixed, 2>(operands<Fixed>(chunk.key_words + t0, 1, kKeyWords<Dot>, words, kPanel), run.steps_k, c);
+    Packing<Dot>::unfix(chunk.unscale + t0, run.scratch.state_worth, c);
+  } else {
+    multiply<Dot, 2>(operands<Dot>(chunk.key_words + t0, 1, kKeyWords<Dot>, words, kPanel), run.steps_k, c);
   }
 }
 
@@ -150,7 +154,7 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
     Block e, v;
     clear(e);
     if (t0 < place.tokens) {
-      multiply_state(run, chunk.xt_words + kTokens + t0, words, e);
+      multiply_state(run, chunk, t0, words, e);
       if (gates.far) scale_again(gates.decay_again + t0, e);
       load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
       FLASHQLA_UNROLL

@@ -17,12 +17,9 @@
 #pragma once
 
 #include "cpu/kernels/chunk_forward.inl"
-#include "cpu/kernels/gemm_bf16.inl"
+#include "cpu/kernels/fixed_point.inl"
 
 inline constexpr float kMostBeta = 1.4f;
-inline constexpr float kFixedSum = 0x1p18f;            // of a column of |R o beta o e|
-inline constexpr float kFixedMost = 32767.0f;          // of its elements
-inline constexpr int kFixedKeyBits = 12, kBias = 127;  // 2^12 <= largest element of a key; of the exponent of f32
 
 /// Keys in fixed point, and the factor (a power of two) that takes them back.
 template <class Dot, int kTokens>
@@ -31,18 +28,11 @@ inline void prepare_fixed_keys(const ForwardScratch<Dot, kTokens>& x) {
   constexpr int kBlocks = kTokens / kWidth;
   PackedChunk<kTokens>& packed = *x.packed;
   packed.keys_in_f32 = false;
-  const __m512i magnitude = _mm512_set1_epi32(0x7fff7fff);
   Vec scale[kBlocks];
   for (int l = 0; l < kBlocks; ++l) {
-    __m512i most = _mm512_setzero_si512();  // bf16 without the sign is ordered like integers; NaN comes last
-    for (std::int64_t p = 0; p < x.padded_k / 2; ++p)
-      most = _mm512_max_epu16(most, _mm512_and_si512(load_pair(x.panel + p * 2 * kTokens + l * kWidth), magnitude));
-    most = _mm512_max_epu16(most, _mm512_slli_epi32(most, 16));
-    const __m512i exponent = _mm512_max_epi32(_mm512_srli_epi32(most, 23), _mm512_set1_epi32(2 * kFixedKeyBits));
-    const __m512i up = _mm512_sub_epi32(_mm512_set1_epi32(2 * kBias + kFixedKeyBits), exponent);
-    scale[l] = _mm512_castsi512_ps(_mm512_slli_epi32(up, 23));
-    store(packed.unscale + l * kWidth,
-          _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_sub_epi32(exponent, _mm512_set1_epi32(kFixedKeyBits)), 23)));
+    Vec unscale;
+    fixed_row_scale(x.panel + l * kWidth, 2 * kTokens, x.padded_k / 2, scale[l], unscale);
+    store(packed.unscale + l * kWidth, unscale);
   }
   for (std::int64_t p = 0; p < x.padded_k / 2; ++p) {
     const PairVec low = load_pair(x.panel + p * 2 * kTokens), high = load_pair(x.panel + p * 2 * kTokens + kWidth);
@@ -78,48 +68,6 @@ inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
     }
   }
 }
-
-/// What one is worth in the columns of R o beta o e, and its reciprocal.
-template <int kColumns>
-struct FixedUnit {
-  Vec worth[kColumns], scale[kColumns];
-};
-
-/// How large the columns of R o beta o e are.
-template <int kColumns>
-class FixedRange {
- public:
-  FLASHQLA_INLINE FixedRange() {
-    FLASHQLA_UNROLL
-    for (int j = 0; j < kColumns; ++j) sum_[0][j] = sum_[1][j] = most_[j] = zero();
-  }
-  template <int kRows>
-  FLASHQLA_INLINE void add(const Vec (&c)[kRows][kColumns]) {
-    FLASHQLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        const Vec a = abs(c[i][j]);
-        sum_[i % 2][j] = avx512::add(sum_[i % 2][j], a);
-        most_[j] = max(most_[j], a);
-      }
-    }
-  }
-  FLASHQLA_INLINE FixedUnit<kColumns> unit() const {
-    FixedUnit<kColumns> unit;
-    FLASHQLA_UNROLL
-    for (int j = 0; j < kColumns; ++j) {
-      const Vec by_most = max(set1(0x1p-126f), mul(most_[j], set1(1.0f / kFixedMost)));
-      const Vec by_sum = mul(avx512::add(sum_[0][j], sum_[1][j]), set1(1.0f / kFixedSum));
-      unit.worth[j] = max(by_most, by_sum);  // NaN is in the sum if anywhere
-      unit.scale[j] = div(set1(1.0f), unit.worth[j]);
-    }
-    return unit;
-  }
-
- private:
-  Vec sum_[2][kColumns], most_[kColumns];
-};
 
 /// Rows [row, row + kRows) of R o beta o e to fixed point.
 template <class Dot, int kTokens, int kColumns, int kRows>

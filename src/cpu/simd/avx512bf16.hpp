@@ -41,6 +41,13 @@ FLASHQLA_INLINE void store_int16(std::int16_t* p, Vec low, Vec high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(low)));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + kWidth), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(high)));
 }
+/// Two pair rows of kWidth columns to their first, or second, row: neighbours of 2 kWidth columns in one lane.
+FLASHQLA_INLINE PairVec first_halves(PairVec low, PairVec high) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)), _mm512_cvtepi32_epi16(high), 1);
+}
+FLASHQLA_INLINE PairVec second_halves(PairVec low, PairVec high) {
+  return first_halves(_mm512_srli_epi32(low, 16), _mm512_srli_epi32(high, 16));
+}
 /// The two rows of a pair row of bf16 as f32.
 FLASHQLA_INLINE Vec first_of_pair(PairVec a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 FLASHQLA_INLINE Vec second_of_pair(PairVec a) {
