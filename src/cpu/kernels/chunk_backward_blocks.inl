@@ -219,7 +219,7 @@ struct BackwardScratch {
   float* d_o;      // [tokens]
   Word* y;         // [dOg; dU]
   // Of all of V:
-  float* zt;       // lanes [V][dO | D]
+  float* zt;       // lanes, a block of them after another: [lane block][V][dO | D]
   Word* zt_words;  // the same with neighbours along V in a word
   float* et;       // lanes [V][e]
   Word* et_words;

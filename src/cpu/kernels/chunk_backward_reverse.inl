@@ -59,6 +59,15 @@ FLASHQLA_NOINLINE void prepare_reverse(const BackwardRun<Dot>& run, const ChunkP
   }
 }
 
+/// A panel's d_o (half 0) or D (half 1) [token][kPanel] to zt.
+template <class Dot>
+FLASHQLA_INLINE void transpose_to_zt(const BackwardRun<Dot>& run, const float* rows, std::int64_t p, std::int64_t half) {
+  for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+    float* to = run.scratch.zt + (l * run.shape.padded_v + p * kPanel) * kPanel + half * kWidth;
+    transpose_matrix(rows + l * kWidth * kPanel, kWidth, kPanel, kPanel, to, kPanel);
+  }
+}
+
 /// Of panel p: d_o, the upper half of y, the left half of zt.
 template <class Dot>
 FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t head,
@@ -79,7 +88,7 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
     if (gates.far) scale_again(gates.decay_again + t0, c);
     Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
   }
-  transpose_matrix(scratch.d_o, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth, kBoth);
+  transpose_to_zt(run, scratch.d_o, p, 0);
 }
 
 /// kBlock rows of the transposed substitution: contributions of rows after t0 + kBlock - 1 have been subtracted.
@@ -186,7 +195,7 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     finish_d(run, place, gates, head, errors, p, t0, d);
     run.prefetch.template step<kPrefetchLines>();
   }
-  transpose_matrix(panel, kTokens, kPanel, kPanel, scratch.zt + p * kPanel * kBoth + kTokens, kBoth);
+  transpose_to_zt(run, panel, p, 1);
   transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
 }
 
@@ -201,8 +210,9 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
       Block c;
       clear(c);
-      multiply<F32Dot, 2, kTokens>(operands<F32Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * kWidth, kBoth),
-                                   run.panels * kPanel, c);
+      multiply<F32Dot, 2>(
+          operands<F32Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * run.shape.padded_v * kPanel, kPanel),
+          run.panels * kPanel, c);
       const Vec beta_i = load(gates.beta + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -233,7 +243,10 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
   if constexpr (Packing<Dot>::kCopies) {
     Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
     Packing<Dot>::row_pairs(scratch.r, kBoth, kTokens, kTokens, scratch.r_words, kTokens);
-    Packing<Dot>::row_pairs(scratch.zt, run.panels * kPanel, kBoth, kBoth, scratch.zt_words, kBoth);
+    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+      const std::int64_t at = l * run.shape.padded_v * kPanel;
+      Packing<Dot>::row_pairs(scratch.zt + at, run.panels * kPanel, kPanel, kPanel, scratch.zt_words + at / Dot::kPair, kPanel);
+    }
     Packing<Dot>::row_pairs(scratch.et, run.panels * kPanel, kTokens, kTokens, scratch.et_words, kTokens);
   }
 }
@@ -248,19 +261,20 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   const Vec scale = set1(static_cast<float>(run.inputs.scale));
-  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
+  for (std::int64_t l = 0; l < kLaneBlocks; ++l) {  // outermost: a lane block of zt stays in the first-level cache
+    const auto* z = scratch.zt_words + l * run.shape.padded_v / Dot::kPair * kPanel;
+    const Vec decay = load(gates.decay + l * kWidth);
+    const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
+    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
       Rows<kRows> c;
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
-        multiply<Dot, 2, kTokens>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                                scratch.zt_words + p * kPanelWords<Dot> * kBoth + l * kWidth, kBoth),
-                                  kPanelWords<Dot>, c);
+        multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
+                                       z + p * kPanelWords<Dot> * kPanel, kPanel),
+                         kPanelWords<Dot>, c);
         run.prefetch.template step<kPrefetchLines>();
       }
-      const Vec decay = load(gates.decay + l * kWidth);
       if (gates.far) scale_columns({load(gates.decay_again + l * kWidth), load(gates.decay_again + l * kWidth)}, c);
-      const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
       Vec dot = load(rows_dot + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -278,8 +292,8 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         add_gradient(to, member, c[r][0]);
         add_gradient(to + kTokens, member, c[r][1]);
       }
-    }
-  });
+    });
+  }
 }
 
 /// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK.
@@ -335,18 +349,22 @@ FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPl
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     const std::int64_t at = k0 * kPanel;
     Rows<kRows> c;
-    load_block(d_state + at, kPanel, c);
-    if (gates.far) scale_columns({set1(gates.total_again), set1(gates.total_again)}, c);
-    FLASHQLA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        dot[j] = fmadd(c[r][j], load(state + at + r * kPanel + j * kWidth), dot[j]);
-        c[r][j] = mul(total, c[r][j]);
-      }
-    }
+    clear(c);
     multiply<Dot, 2>(operands<Dot>(x + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.y, kPanel),
                      2 * kTokenWords<Dot>, c);
+    const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) {
+          Vec after = load(d_state + at + r * kPanel + j * kWidth);
+          if (kFar) after = mul(set1(gates.total_again), after);
+          dot[j] = fmadd(after, load(state + at + r * kPanel + j * kWidth), dot[j]);
+          c[r][j] = fmadd(total, after, c[r][j]);
+        }
+      }
+    };
+    gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();  // late: see advance_state
     store_block(to + at, kPanel, c);
     run.prefetch.template step<kPrefetchLines>();
     run.prefetch.template step<kPrefetchLines>();

@@ -186,15 +186,22 @@ FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPla
   const Vec total = set1(gates.total);
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     Rows<kRows> c;
-    load_block(from + k0 * kPanel, kPanel, c);
-    if (gates.far) scale_columns({set1(gates.total_again), set1(gates.total_again)}, c);
-    FLASHQLA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) c[r][j] = mul(total, c[r][j]);
-    }
+    clear(c);
     multiply<Dot, 2>(operands<Dot>(keys + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.weighted, kPanel),
                      kTokenWords<Dot>, c);
+    // The state after the product: its loads have all of it to arrive.
+    const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) {
+          Vec before = load(from + (k0 + r) * kPanel + j * kWidth);
+          if (kFar) before = mul(set1(gates.total_again), before);
+          c[r][j] = fmadd(total, before, c[r][j]);
+        }
+      }
+    };
+    gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();
     store_block(to + k0 * kPanel, kPanel, c);
     run.prefetch.template step<kPrefetchLines>();
   });
