@@ -1,8 +1,6 @@
 // What the value heads of a q/k head share in one chunk: Q and K in the layouts of the products, their Gram matrix, and at the
 // end the gradients of their rows. Included after chunk_backward_blocks.inl.
 
-inline constexpr int kPrefetchLines = 4;  // between two register blocks
-
 FLASHQLA_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
 template <class Dot>
@@ -62,6 +60,13 @@ struct BackwardRun {
     return stashed_state(member, segments) + chunk * shape.errors();
   }
 };
+
+/// Between two register blocks. A chunk has about 240 of these and wants up to 2500 lines.
+template <class Dot>
+FLASHQLA_INLINE void prefetch_step(const BackwardRun<Dot>& run) {
+  run.prefetch.template step<4>();
+  run.prefetch.template step<4>();
+}
 
 /// A chunk of the sequence. Rows past its `tokens` are zero in every operand.
 struct ChunkPlace {

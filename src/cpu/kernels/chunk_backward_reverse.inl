@@ -193,7 +193,7 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     }
     store_block(panel + t0 * kPanel, kPanel, d);
     finish_d(run, place, gates, head, errors, p, t0, d);
-    run.prefetch.template step<kPrefetchLines>();
+    prefetch_step(run);
   }
   transpose_to_zt(run, panel, p, 1);
   transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
@@ -210,9 +210,8 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
     for (std::int64_t l = j0 / kWidth; l < kLaneBlocks; ++l) {
       Block c;
       clear(c);
-      multiply<F32Dot, 2>(
-          operands<F32Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * run.shape.padded_v * kPanel, kPanel),
-          run.panels * kPanel, c);
+      multiply<F32Dot, 2>(operands<F32Dot>(scratch.et + j0, 1, kTokens, scratch.zt + l * run.shape.padded_v * kPanel, kPanel),
+                          run.panels * kPanel, c);
       const Vec beta_i = load(gates.beta + l * kWidth);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -272,7 +271,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                        z + p * kPanelWords<Dot> * kPanel, kPanel),
                          kPanelWords<Dot>, c);
-        run.prefetch.template step<kPrefetchLines>();
+        prefetch_step(run);
       }
       if (gates.far) scale_columns({load(gates.decay_again + l * kWidth), load(gates.decay_again + l * kWidth)}, c);
       Vec dot = load(rows_dot + l * kWidth);
@@ -311,7 +310,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
         multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
                                        scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
                          kPanelWords<Dot>, c);
-        run.prefetch.template step<kPrefetchLines>();
+        prefetch_step(run);
       }
       const float* again = gates.rest_again + l * kWidth;
       if (gates.far) scale_columns({load(again), load(again + kWidth)}, c);
@@ -366,8 +365,7 @@ FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPl
     };
     gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();  // late: see advance_state
     store_block(to + at, kPanel, c);
-    run.prefetch.template step<kPrefetchLines>();
-    run.prefetch.template step<kPrefetchLines>();
+    prefetch_step(run);
   });
   return sum(add(dot[0], dot[1]));
 }

@@ -174,7 +174,7 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
     }
     store_block(errors + t0 * kPanel, kPanel, e);
     store_weighted(run, gates, t0, e);
-    run.prefetch.template step<kPrefetchLines>();
+    prefetch_step(run);
   }
 }
 
@@ -203,7 +203,7 @@ FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPla
     };
     gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();
     store_block(to + k0 * kPanel, kPanel, c);
-    run.prefetch.template step<kPrefetchLines>();
+    prefetch_step(run);
   });
 }
 
