@@ -1,6 +1,9 @@
 #include "convert.hpp"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
@@ -66,6 +69,17 @@ BasicTensorView<Pointer> view(const char* name, const Tensor& tensor, Pointer da
   return result;
 }
 
+/// Asks for huge pages where that is possible: a large result is new memory, and a fault for each of its 4 KB pages costs more than
+/// writing them.
+void prefer_huge_pages(const Tensor& tensor, std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const std::uintptr_t begin = (address + kHugePage - 1) / kHugePage * kHugePage, end = (address + bytes) / kHugePage * kHugePage;
+  if (address != 0 && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a hint: may fail
+#endif
+}
+
 Tensor allocate_bytes(std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
   const std::int64_t stride = 1;
@@ -112,7 +126,11 @@ Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement plac
                                torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(scalar_type_of(dtype))),
                                torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)),
                                placement == Placement::nowhere ? 0 : device.index(), &handle));
-  return Tensor(handle);
+  Tensor tensor(handle);
+  if (type == torch::headeronly::DeviceType::CPU) {
+    prefer_huge_pages(tensor, static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+  }
+  return tensor;
 }
 
 Tensor with_contiguous_rows(const Tensor& tensor) {
