@@ -221,15 +221,13 @@ ColdMemory::ColdMemory(std::size_t bytes) : storage_(bytes + 4096) {
   bytes_ = bytes;
 }
 
-/// One thread: by its own CPU time. Several visit their parts of a piece at the same moment, and the wall time from the first
-/// start to the last end counts: each by its own CPU time would add up rates that the memory never gave at once.
-template <class Visit>
-double ColdMemory::bandwidth(int threads, const Visit& visit) {
-  const std::size_t pieces = bytes_ / kPieceBytes;
-  const std::size_t first = next_piece_;
-  const std::size_t count = std::min(pieces, kPassBytes / kPieceBytes);
-  next_piece_ = (first + count) % pieces;
-  const auto part = kPieceBytes / static_cast<std::size_t>(threads) / 4096 * 4096;
+namespace {
+
+/// Seconds of each of `count` visits of all threads to their parts of a piece. One thread: by its own CPU time. Several visit
+/// their parts at the same moment, and the wall time from the first start to the last end counts: each by its own CPU time would
+/// add up rates that the memory never gave at once.
+template <class Piece, class Visit>
+std::vector<double> seconds_of_visits(int threads, std::size_t count, std::size_t part, const Piece& piece, const Visit& visit) {
   std::vector<std::vector<double>> begins(static_cast<std::size_t>(threads), std::vector<double>(count)), ends = begins;
   std::atomic<std::size_t> arrived{0};
   sum_over_threads(threads, [&](int thread) {
@@ -238,9 +236,8 @@ double ColdMemory::bandwidth(int threads, const Visit& visit) {
     for (std::size_t i = 0; i < count; ++i) {
       ++arrived;
       while (arrived < (i + 1) * begins.size()) std::this_thread::yield();
-      std::byte* data = data_ + (first + i) % pieces * kPieceBytes + part * t;
       begins[t][i] = seconds_of(clock);
-      visit(data, part);
+      visit(piece(i) + part * t, part);
       ends[t][i] = seconds_of(clock);
     }
     return 0.0;
@@ -251,13 +248,39 @@ double ColdMemory::bandwidth(int threads, const Visit& visit) {
     for (std::size_t t = 1; t < begins.size(); ++t) begin = std::min(begin, begins[t][i]), end = std::max(end, ends[t][i]);
     seconds[i] = end - begin;
   }
-  return 2 * static_cast<double>(part * begins.size()) / median(seconds);
+  return seconds;
+}
+
+std::size_t part_of(std::size_t bytes, int threads) { return bytes / static_cast<std::size_t>(threads) / 4096 * 4096; }
+
+}  // namespace
+
+template <class Visit>
+double ColdMemory::bandwidth(int threads, const Visit& visit) {
+  const std::size_t pieces = bytes_ / kPieceBytes;
+  const std::size_t first = next_piece_;
+  const std::size_t count = std::min(pieces, kPassBytes / kPieceBytes);
+  next_piece_ = (first + count) % pieces;
+  const std::size_t part = part_of(kPieceBytes, threads);
+  const auto piece = [&](std::size_t i) { return data_ + (first + i) % pieces * kPieceBytes; };
+  const std::vector<double> seconds = seconds_of_visits(threads, count, part, piece, visit);
+  return 2 * static_cast<double>(part * static_cast<std::size_t>(threads)) / median(seconds);
 }
 
 double ColdMemory::update_bandwidth(int threads) {
+  const std::vector<Flip> loops = flips();
   double best = 0;
-  for (Flip flip : flips()) best = std::max(best, bandwidth(threads, flip));
+  for (std::size_t i = 0; i < loops.size(); ++i) {
+    const double found = bandwidth(threads, loops[i]);
+    if (found > best) best = found, fastest_ = i;
+  }
   return best;
+}
+
+double ColdMemory::update_seconds(int threads, std::size_t offset, std::size_t bytes) {
+  const std::size_t part = part_of(bytes, threads);
+  const double seconds = seconds_of_visits(threads, 1, part, [&](std::size_t) { return data_ + offset; }, flips()[fastest_])[0];
+  return seconds * static_cast<double>(bytes) / static_cast<double>(part * static_cast<std::size_t>(threads));
 }
 
 double ColdMemory::copy_bandwidth(int threads) {

@@ -40,6 +40,9 @@ class ColdMemory {
   /// at the same time.
   double update_bandwidth(int threads);
   double copy_bandwidth(int threads);
+  /// Seconds in which the threads update `bytes` bytes from `offset` on, by the loop that the last update_bandwidth() found
+  /// fastest.
+  double update_seconds(int threads, std::size_t offset, std::size_t bytes);
 
  private:
   template <class Visit>
@@ -49,6 +52,7 @@ class ColdMemory {
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   std::size_t next_piece_ = 0;
+  std::size_t fastest_ = 0;
 };
 
 std::string processor_name();

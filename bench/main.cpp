@@ -101,9 +101,10 @@ void print_case(const Case& bench_case, double seconds_each, ColdMemory& memory)
       for (std::size_t i = 0; i < judged.size(); ++i) shares.push_back(1e-9 * flops_of(bench_case) / judged[i] / result.peaks[i]);
       line.text("peak", name_of(result.peak)).number("peak_gflops", median(result.peaks)).number("share_of_peak", median(shares));
     } else {
-      const double state_seconds = static_cast<double>(result.state_bytes) / result.update_bandwidth;
-      line.integer("state_bytes", result.state_bytes).number("state_seconds", state_seconds);
-      line.number("time_to_state_time", median(judged) / state_seconds);
+      std::vector<double> ratios;
+      for (std::size_t i = 0; i < judged.size(); ++i) ratios.push_back(judged[i] / result.passes[i]);
+      line.integer("state_bytes", result.state_bytes).number("state_seconds", median(result.passes));
+      line.number("time_to_state_time", median(ratios));
     }
   } catch (const Error& error) {
     line = JsonLine();

@@ -60,29 +60,26 @@ Peak peak_of(const Case& bench_case, const std::string& implementation) {
   return Peak::fp32_plain;
 }
 
-/// Calls `call` for about `seconds`. What limits it is measured beside it: arithmetic after every repeat, for as long as the
-/// repeat took (but 20 ms at most), since the clock of a shared machine changes from one moment to the next; memory before and
-/// after.
+/// Calls `call` for about `seconds`. What limits it is measured after every repeat, since a shared machine changes from one
+/// moment to the next: arithmetic for as long as the repeat took (but 20 ms at most), or `pass`, which gives seconds for the
+/// memory.
 template <class Plan>
-Measurement measure(const Case& bench_case, const Plan& plan, double seconds, ColdMemory& memory,
-                    const std::function<void()>& call) {
+Measurement measure(const Case& bench_case, const Plan& plan, double seconds, const std::function<void()>& call,
+                    const std::function<double()>& pass = {}) {
   Measurement result;
   result.implementation = plan.implementation;
   result.workspace_bytes = plan.workspace_bytes;
   result.peak = peak_of(bench_case, plan.implementation);
-  const bool recurrent = bench_case.op == Op::recurrent;
-  const auto measure_bandwidth = [&] {
-    if (recurrent) result.update_bandwidth = std::max(result.update_bandwidth, memory.update_bandwidth(bench_case.threads));
-  };
-  measure_bandwidth();
   call();
   const double end = seconds_of(CLOCK_MONOTONIC) + seconds;
   while (result.timings.wall.size() < kMinimumRepeats || seconds_of(CLOCK_MONOTONIC) < end) {
     result.timings.time(call);
-    if (!recurrent)
+    if (pass) {
+      result.passes.push_back(pass());
+    } else {
       result.peaks.push_back(sustained_peak(result.peak, bench_case.threads, std::min(result.timings.wall.back(), 0.02)));
+    }
   }
-  measure_bandwidth();
   return result;
 }
 
@@ -91,7 +88,7 @@ Tensor saved_tensor(const Case& bench_case) {
   return Tensor(DType::f32, {bench_case.saved ? saved_elements(ChunkForward{problem_of(bench_case)}) : 1});
 }
 
-Measurement run_forward(const Case& bench_case, double seconds, ColdMemory& memory) {
+Measurement run_forward(const Case& bench_case, double seconds) {
   Random random(1);
   Inputs inputs = make_inputs(bench_case, random);
   Tensor o = token_tensor(bench_case, bench_case.dtype, bench_case.heads_v, bench_case.dim_v);
@@ -107,11 +104,11 @@ Measurement run_forward(const Case& bench_case, double seconds, ColdMemory& memo
   const auto planned = plan(descriptor, bench_case.threads);
   const Scratch scratch = allocate(planned.workspace_bytes);
   const Parallel parallel = bench_case.threads == 1 ? serial() : own_pool(bench_case.threads);
-  return measure(bench_case, planned, seconds, memory,
+  return measure(bench_case, planned, seconds,
                  [&] { run(planned, tensors, {scratch.get(), planned.workspace_bytes}, parallel); });
 }
 
-Measurement run_backward(const Case& bench_case, double seconds, ColdMemory& memory) {
+Measurement run_backward(const Case& bench_case, double seconds) {
   Random random(1);
   Inputs inputs = make_inputs(bench_case, random);
   Tensor d_o = token_tensor(bench_case, bench_case.dtype, bench_case.heads_v, bench_case.dim_v);
@@ -144,7 +141,7 @@ Measurement run_backward(const Case& bench_case, double seconds, ColdMemory& mem
   const auto planned = plan(descriptor, bench_case.threads);
   const Scratch scratch = allocate(planned.workspace_bytes);
   const Parallel parallel = bench_case.threads == 1 ? serial() : own_pool(bench_case.threads);
-  return measure(bench_case, planned, seconds, memory,
+  return measure(bench_case, planned, seconds,
                  [&] { run(planned, tensors, {scratch.get(), planned.workspace_bytes}, parallel); });
 }
 
@@ -178,12 +175,17 @@ Measurement run_recurrent(const Case& bench_case, double seconds, ColdMemory& me
   fill_normal(start, 0.1, random);
   for (std::size_t i = 0; i < layers; ++i) std::memcpy(memory.data() + i * layer_bytes, start.view().data, layer_bytes);
   std::size_t layer = 0;
-  Measurement result = measure(bench_case, planned, seconds, memory, [&] {
+  memory.update_bandwidth(bench_case.threads);  // finds the fastest loop
+  const auto step = [&] {
     tensors.states.final_state = TensorView(memory.data() + layer * layer_bytes, bench_case.state_dtype,
                                             {bench_case.batch, bench_case.heads_v, outer, inner});
     tensors.states.initial_state = tensors.states.final_state;
     run(planned, tensors, {scratch.get(), planned.workspace_bytes}, parallel);
     layer = (layer + 1) % layers;
+  };
+  const std::size_t places = memory.bytes() / layer_bytes;
+  Measurement result = measure(bench_case, planned, seconds, step, [&] {  // half the memory on: cold again when its turn comes
+    return memory.update_seconds(bench_case.threads, (layer + places / 2) % places * layer_bytes, layer_bytes);
   });
   result.state_bytes = 2 * static_cast<std::int64_t>(layer_bytes);
   return result;
@@ -205,9 +207,9 @@ Measurement run_case(const Case& bench_case, double seconds, ColdMemory& memory)
   }
   switch (bench_case.op) {
     case Op::forward:
-      return run_forward(bench_case, seconds, memory);
+      return run_forward(bench_case, seconds);
     case Op::backward:
-      return run_backward(bench_case, seconds, memory);
+      return run_backward(bench_case, seconds);
     case Op::recurrent:
       return run_recurrent(bench_case, seconds, memory);
   }

@@ -17,7 +17,7 @@ struct Measurement {
   Timings timings;
   Peak peak = Peak::fp32_plain;
   std::vector<double> peaks;     // GFLOP/s of as many threads, measured after each repeat for as long as it took; not recurrent
-  double update_bandwidth = 0;   // just before or after (the higher), bytes per second; recurrent only
+  std::vector<double> passes;    // seconds of an in-place pass over as many bytes, measured after each repeat; recurrent only
   std::int64_t state_bytes = 0;  // read and written by one call; recurrent only
 };
 

@@ -69,8 +69,8 @@ BasicTensorView<Pointer> view(const char* name, const Tensor& tensor, Pointer da
   return result;
 }
 
-/// Asks for huge pages where that is possible: a large result is new memory, and a fault for each of its 4 KB pages costs more than
-/// writing them.
+/// Asks for huge pages where that is possible: a large result is new memory, and a fault for each of its 4 KB pages costs more
+/// than writing them.
 void prefer_huge_pages(const Tensor& tensor, std::size_t bytes) {
 #if defined(__linux__)
   constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;

@@ -159,13 +159,14 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor | None:
     """Shape, strides and dtype alone; None if a size is one that only the data will tell, or if there are no strides."""
     if not is_dense(tensor):
         return None
-    sizes, strides = ([_known_size(x) for x in numbers] for numbers in (tensor.shape, tensor.stride()))
+    sizes, strides = ([known_size(x) for x in numbers] for numbers in (tensor.shape, tensor.stride()))
     if None in sizes or None in strides:
         return None
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
 
 
-def _known_size(size: int | torch.SymInt) -> int | None:
+def known_size(size: int | torch.SymInt) -> int | None:
+    """The size, or what a symbolic one stands for at the moment; None if only the data will tell."""
     return size if isinstance(size, int) else getattr(size.node, "_hint", None)
 
 

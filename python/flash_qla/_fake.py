@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ._call import device_error, meta_like, warn_if_reference, with_typed_errors
+from ._call import device_error, known_size, meta_like, warn_if_reference, with_typed_errors
 from ._load import OPS
 
 _TOKENS_PER_CHUNK = 64
@@ -59,12 +59,19 @@ def _training(*arguments):
 
 
 def _saves(arguments: tuple) -> bool:
-    """Whether the implementation that the call will run on leaves something for the backward."""
+    """Whether the implementation that the call will run on leaves something for the backward: as one token would have it."""
+
+    def one_token(x: Tensor) -> Tensor:
+        sizes = [known_size(size) or 1 for size in x.shape]
+        sizes[:2] = [1] * len(sizes[:2]) if x.dim() > 1 else sizes
+        return torch.empty(sizes, dtype=x.dtype, device="meta")
+
+    q, k, v, g, beta, a_log, dt_bias, _, *options, initial_state, output_final_state, save = arguments
     with unset_fake_temporarily():
-        concrete = tuple(meta_like(x) if isinstance(x, Tensor) else x for x in arguments)
-        if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
-            return arguments[0].dtype == torch.float32  # a size that only the data will tell
-        return with_typed_errors("explain_saved_elements", concrete) > 0
+        rows = (None if x is None else one_token(x) for x in (q, k, v, g, beta))
+        heads = (None if x is None else one_token(x) for x in (a_log, dt_bias))
+        question = (*rows, *heads, None, *options, None, output_final_state, save)
+        return with_typed_errors("explain_saved_elements", question) > 0
 
 
 def _final_state(q, v, cu_seqlens, state_v_first, wanted):
