@@ -60,7 +60,8 @@ class FixedRange {
     FixedUnit<kColumns> unit;
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) {
-      const Vec by_most = max(set1(0x1p-100f), mul(most_[j], set1(1.0f / kFixedMost)));
+      // not less than the smallest normal number, whose reciprocal exists: decayed states may be as small (far_decay.inl)
+      const Vec by_most = max(set1(0x1p-126f), mul(most_[j], set1(1.0f / kFixedMost)));
       const Vec by_sum = mul(avx512::add(sum_[0][j], sum_[1][j]), set1(1.0f / kFixedSum));
       unit.worth[j] = max(by_most, by_sum);  // NaN is in the sum if anywhere
       unit.scale[j] = div(set1(1.0f), unit.worth[j]);
