@@ -15,6 +15,7 @@ BITS = 1 / math.log(2)  # cross entropies are in nats, what is shown in bits per
 @dataclass(frozen=True)
 class Recipe:
     seconds: float  # for both models together; the learning rate follows the share of it that has passed
+    least_steps: int = 150  # however long they take
     batch: int = 4
     window: int = 512  # bytes a sequence
     rate: float = 3e-3
@@ -78,7 +79,8 @@ def held_out_loss(model, windows):
 
 def train_side_by_side(models, text, recipe, steps=None):
     """Trains all `models` for the same steps on the same batches; returns a Course each.
-    `steps`: so many of them, instead of as many as the time allows."""
+    `steps`: so many of them, instead of as many as the time allows (which on a slow or busy machine is exceeded: fewer than
+    `recipe.least_steps` would teach nothing)."""
     generator = torch.Generator().manual_seed(recipe.seed)
     windows = even_windows(text.held_out, recipe.evaluation_windows, recipe.window)
     courses = [Course(model.operation.name) for model in models]
@@ -92,7 +94,10 @@ def train_side_by_side(models, text, recipe, steps=None):
                 group["lr"] = recipe.rate * factor
             train_step(model, course, optimizer, batch)
         step += 1
-        share = min(1.0, step / steps if steps else (time.perf_counter() - start) / recipe.seconds)
+        if steps:
+            share = min(1.0, step / steps)
+        else:
+            share = min(1.0, (time.perf_counter() - start) / recipe.seconds, step / recipe.least_steps)
         if int(share * recipe.evaluations) > evaluated or step == 1:
             evaluated = int(share * recipe.evaluations)
             for model, course in zip(models, courses, strict=True):
