@@ -58,30 +58,17 @@ inline void prefetch_forwards(const BackwardRun<Dot>& run, std::int64_t member, 
   }
 }
 
-/// Whether the second walk finds the errors of a segment, rather than solving for them.
+/// What the forward saved of the value head and segment that the second walk comes to next: the errors while it is at the first
+/// chunk of the one before, the state earlier.
 template <class Dot>
-inline bool errors_known(const BackwardRun<Dot>& run, std::int64_t segment) {
-  return run.shape.saved || (run.shape.errors_kept && segment + 1 < run.segments);
-}
-
-/// Errors of a chunk, once they have been solved for or if they were saved; rows past the chunk's tokens are zero.
-template <class Dot>
-inline const float* known_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member) {
-  if (run.shape.saved && place.tokens == kTokens) return run.saved_errors(member, place.position, kTokens);
-  return run.errors(member, place.index, place.in_segment);
-}
-
-/// What the first walk, or the forward, left of the value head and segment that the second walk comes to next: the errors while
-/// it is at the first chunk of the one before, the state earlier.
-template <class Dot>
-inline void prefetch_known(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, std::int64_t segment) {
+inline void prefetch_saved(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, std::int64_t segment) {
   if (place.in_segment > 0) {
     run.prefetch.add(run.state_before(member, segment), run.shape.state() * static_cast<std::int64_t>(sizeof(float)));
     return;
   }
   for (std::int64_t index = segment * run.shape.chunks_per_segment; index < run.end_of_segment(segment); ++index) {
     const ChunkPlace next = chunk_at(run, index);
-    run.prefetch.add(known_errors(run, next, member),
+    run.prefetch.add(run.saved_errors(member, next.position, next.tokens),
                      next.tokens * run.shape.padded_v * static_cast<std::int64_t>(sizeof(float)));
   }
 }
@@ -108,12 +95,18 @@ inline void prefetch_backwards(const BackwardRun<Dot>& run, const ChunkPlace& pl
       run.prefetch.add_rows(run.inputs.k, run.batch, rows.token, head_qk, rows.tokens, run.shape.dim_k);
     }
   }
-  const std::int64_t next_segment = segment - last_member;
-  if (next_segment >= 0 && errors_known(run, next_segment)) {
-    prefetch_known(run, place, last_member ? 0 : member + 1, next_segment);
-  } else if (!last_member) {
+  if (run.shape.saved) {
+    if (segment > 0 || !last_member) prefetch_saved(run, place, last_member ? 0 : member + 1, segment - last_member);
+  } else if (!last_member && (segment + 1 == run.segments || !run.shape.errors_kept)) {
     run.prefetch.add_rows(run.inputs.v, run.batch, place.token, run.head_v(member + 1), place.tokens, run.shape.dim_v);
   }
+}
+
+/// Errors of a chunk, once they have been solved for or if they were saved; rows past the chunk's tokens are zero.
+template <class Dot>
+inline const float* known_errors(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member) {
+  if (run.shape.saved && place.tokens == kTokens) return run.saved_errors(member, place.position, kTokens);
+  return run.errors(member, place.index, place.in_segment);
 }
 
 /// The saved errors of a sequence's last tokens, where they do not fill a chunk, into the scratch of a whole one.
@@ -132,8 +125,8 @@ inline void complete_errors(const BackwardRun<Dot>& run, const ChunkPlace& place
 
 /// `state`, `d_state`: S before and dS after the chunk. dS before it goes to `to`.
 template <class Dot>
-inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, const typename Dot::B* state,
-                          const StateForms<Dot>& d_state, const StateForms<Dot>& to) {
+inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, std::int64_t member, const float* state,
+                          const float* d_state, float* to) {
   const Gates& gates = run.scratch.gates[place.in_segment];
   const float* errors = known_errors(run, place, member);
   const std::int64_t head = run.head_v(member);
@@ -142,31 +135,15 @@ inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, 
   prefetch_backwards(run, place, member);
   prepare_reverse(run, place, gates);
   for (std::int64_t p = 0; p < run.panels; ++p) {
-    const std::int64_t at = p * run.shape.padded_k * kPanel, row = at / Dot::kPair;
+    const std::int64_t at = p * run.shape.padded_k * kPanel;
     prepare_d_o(run, place, gates, head, p);
-    solve_d(run, place, gates, head, p, errors + p * kTokens * kPanel, d_state.panels + at);
-    dot += static_cast<double>(retreat_state(run, place, gates, state + row, d_state.panels + at, to.panels + at, to.rows + row));
+    solve_d(run, place, gates, head, p, errors + p * kTokens * kPanel, d_state + at);
+    dot += static_cast<double>(retreat_state(run, place, gates, state + at, d_state + at, to + at));
   }
   multiply_errors(run, place, gates);
-  reader_gradients(run, place, gates, member, state, rows_dot);
-  writer_gradients(run, place, gates, d_state.rows);
+  reader_gradients(run, place, gates, member, state_rows_as_words(run, state), rows_dot);
+  writer_gradients(run, place, gates, state_rows_as_words(run, d_state));
   finish_gates(run, place, member, static_cast<double>(gates.total) * dot, rows_dot);
-}
-
-/// Of panel p, the state after a chunk that is not the segment's last to where the second walk finds it. Returns its panel.
-template <class Dot>
-inline const float* advance_inside(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t p,
-                                   const float* state) {
-  const std::int64_t size = run.shape.state(), at = p * run.shape.padded_k * kPanel;
-  if constexpr (Packing<Dot>::kCopies) {
-    float* const after = run.scratch.state_panel;
-    advance_state(run, place, gates, state, after, run.scratch.state_rows + ((place.in_segment + 1) * size + at) / Dot::kPair);
-    return after;
-  } else {
-    float* const after = run.scratch.states + place.in_segment * size + at;
-    advance_state<Dot>(run, place, gates, state, after, nullptr);
-    return after;
-  }
 }
 
 enum class Errors { unknown, known };
@@ -188,26 +165,20 @@ inline void replay_segment(const BackwardRun<Dot>& run, std::int64_t member, std
   if (known == Errors::unknown) prefetch_forwards(run, member, segment);
   for (std::int64_t p = 0; p < run.panels; ++p) {
     const float* state = run.state_before(member, segment) + p * panel_size;
-    if constexpr (Packing<Dot>::kCopies) {
-      if (next == nullptr) Packing<Dot>::row_words(state, panel_size, run.scratch.state_rows + p * panel_size / Dot::kPair);
-    }
     for (std::int64_t index = first; index < last; ++index) {
       const ChunkPlace place = chunk_at(run, index);
       const Gates& gates = run.scratch.gates[place.in_segment];
       const std::int64_t at = p * kTokens * kPanel;
-      const bool final = index + 1 == last;
+      float* after =
+          next != nullptr ? run.scratch.state_panel : run.scratch.states + place.in_segment * run.shape.state() + p * panel_size;
+      if (index + 1 == last) after = next != nullptr ? next + p * panel_size : nullptr;
       if (known == Errors::unknown) {
         solve_errors(run, place, gates, head, p, state, run.errors(member, index, place.in_segment) + at);
-      } else if (next != nullptr || !final) {
-        weigh_errors(run, run.scratch.chunks[place.in_segment], gates, known_errors(run, place, member) + at);
+      } else if (after != nullptr) {
+        weigh_errors(run, gates, known_errors(run, place, member) + at);
       }
-      if (next != nullptr) {
-        float* const after = final ? next + p * panel_size : run.scratch.state_panel;
-        advance_state<Dot>(run, place, gates, state, after, nullptr);
-        state = after;
-      } else if (!final) {
-        state = advance_inside(run, place, gates, p, state);
-      }
+      if (after != nullptr) advance_state(run, place, gates, state, after);
+      state = after;
     }
   }
 }
@@ -236,28 +207,20 @@ inline void reverse_segment(const BackwardRun<Dot>& run, std::int64_t segment) {
     prepare_rows(run, place, run.inputs.k, 1);
     prepare_gram(run, place);
   }
-  const bool is_last = segment + 1 == run.segments;
+  const bool is_last = segment + 1 == run.segments, known = run.shape.saved || (run.shape.errors_kept && !is_last);
   for (std::int64_t m = 0; m < run.shape.group; ++m) {
-    replay_segment(run, m, segment, errors_known(run, segment) ? Errors::known : Errors::unknown, nullptr);
-    const StateForms<Dot>* d_states = run.scratch.d_states;
-    StateForms<Dot> d_state = d_states[0];
-    if (is_last) {
-      load_state(run, run.arguments.d_final_state, run.head_v(m), d_state.panels);
-    } else {
-      d_state.panels = run.stashed_state(m, segment + 1);
-    }
-    if constexpr (Packing<Dot>::kCopies) {
-      Packing<Dot>::row_words(d_state.panels, run.panels * run.shape.padded_k * kPanel, d_state.rows);
-    } else {
-      d_state.rows = d_state.panels;
-    }
+    replay_segment(run, m, segment, known ? Errors::known : Errors::unknown, nullptr);
+    float* const* d_states = run.scratch.d_states;
+    const float* d_state = is_last ? d_states[0] : run.stashed_state(m, segment + 1);
+    if (is_last) load_state(run, run.arguments.d_final_state, run.head_v(m), d_states[0]);
     for (std::int64_t index = last - 1; index >= first; --index) {
-      StateForms<Dot> before = d_states[d_state.rows == d_states[0].rows];
-      if (Packing<Dot>::kCopies && index == first) before.panels = run.stashed_state(m, segment);  // the state there is copied
-      reverse_chunk(run, chunk_at(run, index), m, run.state_rows(m, segment, index - first), d_state, before);
+      const float* state =
+          index == first ? run.state_before(m, segment) : run.scratch.states + (index - first - 1) * run.shape.state();
+      float* before = d_state == d_states[0] ? d_states[1] : d_states[0];
+      reverse_chunk(run, chunk_at(run, index), m, state, d_state, before);
       d_state = before;
     }
-    if (!Packing<Dot>::kCopies) copy_state(run, d_state.panels, run.stashed_state(m, segment));
+    copy_state(run, d_state, run.stashed_state(m, segment));
   }
   for (std::int64_t index = first; index < last; ++index) {
     finish_rows(run, chunk_at(run, index), run.arguments.d_q, run.inputs.q, 0);
@@ -273,8 +236,8 @@ inline void backward_item(const BackwardItem& item) {
   for (std::int64_t i = 0; i < 2 * group; ++i) item.gate_sums[i] = 0.0;
   if (run.length == 0) {
     for (std::int64_t m = 0; m < group && run.arguments.d_initial_state.present(); ++m) {
-      load_state(run, run.arguments.d_final_state, run.head_v(m), run.scratch.d_states[0].panels);
-      store_state(run, run.arguments.d_initial_state, run.head_v(m), run.scratch.d_states[0].panels);
+      load_state(run, run.arguments.d_final_state, run.head_v(m), run.scratch.d_states[0]);
+      store_state(run, run.arguments.d_initial_state, run.head_v(m), run.scratch.d_states[0]);
     }
     return;
   }

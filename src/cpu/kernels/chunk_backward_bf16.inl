@@ -1,5 +1,5 @@
-// How chunk_backward packs f32 into pairs of bf16 or int16, and what it leaves to f32. Included inside namespace avx512bf16,
-// after fixed_point.inl, reflection.inl and chunk_backward_blocks.inl.
+// How chunk_backward packs f32 into pairs of bf16 or int16. Included inside namespace avx512bf16, after fixed_point.inl and
+// chunk_backward_blocks.inl.
 
 /// 2 kWidth numbers to kWidth words: neighbours in one word.
 FLASHQLA_INLINE PairVec neighbour_words(Vec low, Vec high) { return (PairVec)_mm512_cvtne2ps_pbh(high, low); }
@@ -9,12 +9,12 @@ struct Packing<Bf16Dot> {
   static constexpr bool kCopies = true;
   using Word = std::uint32_t;
 
-  /// Rows of a block, neighbouring columns in one word, kPanelWords apart.
-  template <int kRows>
-  static FLASHQLA_INLINE void store_rows(const Rows<kRows>& c, Word* to) {
-    static_assert(kColumns == 2);
+  static FLASHQLA_INLINE void rows(const Block& c, Word* to, std::int64_t stride) {
     FLASHQLA_UNROLL
-    for (int r = 0; r < kRows; ++r) store_pair(to + r * kPanelWords<Bf16Dot>, neighbour_words(c[r][0], c[r][1]));
+    for (int r = 0; r < kBlock; r += 2) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) store_pair(to + r / 2 * stride + j * kWidth, pack_pair(c[r][j], c[r + 1][j]));
+    }
   }
 
   /// Neighbouring rows in one word.
@@ -28,10 +28,9 @@ struct Packing<Bf16Dot> {
     }
   }
 
-  using TokenDot = Int16Dot;
-  static FLASHQLA_INLINE Vec to_f32(Vec a) { return from_int32(a); }
+  using FixedDot = Int16Dot;
 
-  /// Pairs of rows of a panel in fixed point, and what one is worth in its columns.
+  /// Pairs of rows of a panel of a state in fixed point, and what one is worth in its columns.
   static FLASHQLA_NOINLINE void fix_panel(const float* from, std::int64_t pairs, Word* to, float* worth) {
     FixedRange<kColumns> range;
     for (std::int64_t p = 0; p < pairs; ++p) {
@@ -61,93 +60,27 @@ struct Packing<Bf16Dot> {
     }
   }
 
-  static FLASHQLA_INLINE Vec load_token_words(const Word* from) {
-    return load_int16(reinterpret_cast<const std::int16_t*>(from));
-  }
-
-  /// Products in fixed point to f32, of two columns.
-  template <int kRows>
-  static FLASHQLA_INLINE void unfix_columns(Vec first, Vec second, Rows<kRows>& c) {
-    FLASHQLA_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      c[r][0] = mul(first, from_int32(c[r][0]));
-      c[r][1] = mul(second, from_int32(c[r][1]));
-    }
-  }
-
-  /// kWidth columns in fixed point; rows times `factors`. for_pairs(body) calls body(row) for the first of each pair of rows.
-  template <class ForPairs>
-  static FLASHQLA_INLINE void fix_column(const float* from, std::int64_t stride, const float* factors, Word* to, float* worth,
-                                         ForPairs for_pairs) {
-    FixedRange<1> range;
-    const auto load_scaled = [&](std::int64_t row, Vec(&c)[2][1]) FLASHQLA_INLINE_LAMBDA {
-      c[0][0] = mul(set1(factors[row]), load(from + row * stride));
-      c[1][0] = mul(set1(factors[row + 1]), load(from + (row + 1) * stride));
-    };
-    for_pairs([&](std::int64_t row) FLASHQLA_INLINE_LAMBDA {
-      Vec c[2][1];
-      load_scaled(row, c);
-      range.add(c);
-    });
-    const FixedUnit<1> unit = range.unit();
-    store(worth, unit.worth[0]);
-    for_pairs([&](std::int64_t row) FLASHQLA_INLINE_LAMBDA {
-      Vec c[2][1];
-      load_scaled(row, c);
-      store_pair(to + row / 2 * stride, pack_int16(mul(unit.scale[0], c[0][0]), mul(unit.scale[0], c[1][0])));
-    });
-  }
-
-  /// rt and r: the blocks that are read.
-  static FLASHQLA_NOINLINE void fix_token_products(const BackwardScratch<Bf16Dot>& scratch, const float* unscale) {
-    for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
-      const std::int64_t at = l * kWidth;
-      for (std::int64_t column : {at, kTokens + at}) {
-        fix_column(scratch.rt + column, kBoth, unscale + kTokens, scratch.rt_words + column, scratch.rt_worth + column,
-                   [&](auto body) FLASHQLA_INLINE_LAMBDA {
-                     for (std::int64_t row = 0; row < at + kWidth; row += 2) body(row);
-                   });
-      }
-      fix_column(scratch.r + at, kTokens, unscale, scratch.r_words + at, scratch.r_worth + at,
-                 [&](auto body) FLASHQLA_INLINE_LAMBDA {
-                   for (std::int64_t half : {0, kTokens})
-                     for (std::int64_t row = half + at; row < half + kTokens; row += 2) body(row);
-                 });
-    }
-  }
-
-  /// The copies of rows of q (half 0) or k (half 1). L2 normalisation leaves the rows as they are, exact, and goes into what
-  /// takes the copies back.
+  /// The copies of rows of q (half 0) or k (half 1): xt_words, x_words and, of k, key_words with unscale.
   static FLASHQLA_NOINLINE void pack_rows(const std::byte* first, std::int64_t stride, std::int64_t n, const BackwardShape& shape,
-                                          double norm_eps, std::int64_t half, const GroupChunk<Bf16Dot>& chunk) {
+                                          std::int64_t half, const GroupChunk<Bf16Dot>& chunk) {
     static_assert(kLaneBlocks == 2);
     Word* lanes = chunk.xt_words + half * kTokens;
     Bf16Dot::load_transposed(first, stride, n, kTokens, shape.dim_k, round_up(shape.padded_k, 2 * kWidth), lanes, kBoth);
     const std::int64_t pairs = shape.padded_k / 2;
-    constexpr std::int64_t kRow = 2 * kTokenWords<Bf16Dot>;  // from one k to the next
-    Vec scale[kLaneBlocks];
-    for (int l = 0; l < kLaneBlocks; ++l) {
-      Vec unscale;
-      fixed_row_scale(lanes + l * kWidth, kBoth, pairs, scale[l], unscale);
-      if (norm_eps >= 0.0) {
-        Vec squares = set1(static_cast<float>(norm_eps));
-        for (std::int64_t p = 0; p < pairs; ++p) squares = Bf16Dot::add_squares(squares, lanes + p * kBoth + l * kWidth);
-        const Vec factor = div(set1(1.0f), sqrt(squares));
-        store(chunk.norms + half * kTokens + l * kWidth, factor);
-        unscale = mul(unscale, factor);
-      }
-      store(chunk.unscale + half * kTokens + l * kWidth, unscale);
-    }
     for (std::int64_t p = 0; p < pairs; ++p) {
       const PairVec low = load_pair(lanes + p * kBoth), high = load_pair(lanes + p * kBoth + kWidth);
-      const PairVec fixed_low = pack_int16(mul(scale[0], first_of_pair(low)), mul(scale[0], second_of_pair(low)));
-      const PairVec fixed_high = pack_int16(mul(scale[1], first_of_pair(high)), mul(scale[1], second_of_pair(high)));
-      const std::int64_t at = 2 * p * kRow + half * kTokenWords<Bf16Dot>;
-      store_pair(chunk.x_words + at, first_halves(fixed_low, fixed_high));
-      store_pair(chunk.x_words + at + kRow, second_halves(fixed_low, fixed_high));
-      if (half == 1) {
-        store_pair(chunk.key_words + p * kTokens, fixed_low);
-        store_pair(chunk.key_words + p * kTokens + kWidth, fixed_high);
+      store_pair(chunk.x_words + (4 * p + half) * kTokenWords<Bf16Dot>, first_halves(low, high));
+      store_pair(chunk.x_words + (4 * p + 2 + half) * kTokenWords<Bf16Dot>, second_halves(low, high));
+    }
+    if (half == 0) return;
+    for (std::int64_t l = 0; l < kTokens; l += kWidth) {
+      Vec scale, unscale;
+      fixed_row_scale(lanes + l, kBoth, pairs, scale, unscale);
+      store(chunk.unscale + l, unscale);
+      for (std::int64_t p = 0; p < pairs; ++p) {
+        const PairVec pair = load_pair(lanes + p * kBoth + l);
+        store_pair(chunk.key_words + p * kTokens + l,
+                   pack_int16(mul(scale, first_of_pair(pair)), mul(scale, second_of_pair(pair))));
       }
     }
   }
@@ -161,34 +94,3 @@ struct Packing<Bf16Dot> {
       store_pair(to + i / 2, neighbour_words(load(from + i), load(from + i + kWidth)));
   }
 };
-
-/// Whether a value head of an item of chunk_backward reflects over some 256 tokens of its sequence.
-inline bool reflects(const BackwardItem& item) {
-  constexpr std::int64_t kTokensEach = 256, kPart = 64;
-  const InputArguments& in = item.arguments.inputs;
-  const std::int64_t batch = in.sequences.batch(item.sequence), begin = in.sequences.begin(item.sequence),
-                     length = in.sequences.length(item.sequence), group = item.shape.group;
-  alignas(64) float row[kMaxHeadDim], squares[kTokensEach], betas[kPart];
-  for (std::int64_t first = 0; first < length; first += kTokensEach) {
-    const std::int64_t n = length - first < kTokensEach ? length - first : kTokensEach;
-    for (std::int64_t t = 0; t < n; ++t) {
-      load_row(in.k.row(batch, begin + first + t, item.head_qk), in.k.dtype, item.shape.dim_k, item.shape.padded_k, row);
-      Vec sums = zero();
-      for (std::int64_t i = 0; i < item.shape.padded_k; i += kWidth) sums = fmadd(load(row + i), load(row + i), sums);
-      squares[t] = sum(sums);
-      if (in.problem.qk_l2norm) squares[t] /= squares[t] + static_cast<float>(in.problem.l2norm_eps);
-    }
-    for (std::int64_t member = 0; member < group; ++member) {
-      Reflection reflection;
-      for (std::int64_t t = 0; t < n; ++t) {
-        const std::int64_t left = n - t, part = t % kPart;
-        if (part == 0) {
-          load_betas(in, batch, begin + first + t, item.head_qk * group + member, left < kPart ? left : kPart, betas);
-        }
-        reflection.add(betas[part] * squares[t]);
-      }
-      if (reflection.found(kMostBetaBackward)) return true;
-    }
-  }
-  return false;
-}

@@ -162,7 +162,8 @@ struct Packing;
 template <>
 struct Packing<F32Dot> {
   static constexpr bool kCopies = false;
-  using TokenDot = F32Dot;  // of products with q and k
+  /// Rows of a block to rows of words, `to` at the block's first row.
+  static FLASHQLA_INLINE void rows(const Block& c, float* to, std::int64_t stride) { store_block(to, stride, c); }
 };
 
 /// Takes pieces of the scratch; with a null base only counts them.
@@ -182,33 +183,15 @@ class ScratchCursor {
   std::size_t used_ = 0;
 };
 
-/// A panel as the B operand of a product with q or k.
-template <class Dot>
-struct TokenOperand {
-  float* rows;
-  typename Dot::B* words;  // the rows themselves, or a copy
-  float* worth;            // [kPanel]: what one is worth in the columns of a copy
-};
-
-/// A state in panels, and its rows with neighbouring columns in a word, or the same array again.
-template <class Dot>
-struct StateForms {
-  float* panels;
-  typename Dot::B* rows;
-};
-
 /// What the value heads of a group share, for one chunk. Every product takes q and k from `xt` or the packed copies.
 template <class Dot>
 struct GroupChunk {
   using Word = typename Dot::B;
-  float* xt;       // lanes [K][Q | K], normalised; not there if the words are copies
-  Word* xt_words;  // the same with neighbours along K in a word; copies are there while a chunk is prepared
-  Word* x_words;   // the same with neighbouring tokens in a word
-  // What products that end in a state take, in StateDot; copies are scaled per token, and `unscale` takes that back.
-  Word* key_words;  // the right half of xt_words
-  Word* x_states;   // x_words
-  float* unscale;   // [Q | K token]
-  float* norms;     // [Q | K token]: with L2 normalisation, the factor of a row that copies do not have
+  float* xt;        // lanes [K][Q | K], normalised; not there if the words are copies
+  Word* xt_words;   // the same with neighbours along K in a word; copies are there while a chunk is prepared
+  Word* x_words;    // the same with neighbouring tokens in a word
+  Word* key_words;  // the right half of xt_words, or its copy as multiply_state takes it
+  float* unscale;   // [token]: what multiply_state multiplies by, if that is a copy
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
   float* solve;     // [token j][token i] of the current value head, see prepare_solve
@@ -221,19 +204,20 @@ struct BackwardScratch {
   using Word = typename Dot::B;
   static constexpr int kMostChunks = 8;
   GroupChunk<Dot> chunks[kMostChunks];
-  Gates* gates;                 // of each chunk of the segment
-  float* rows;                  // [tokens][row_k]: q or k on their way to xt
-  float* states;                // before chunks 1 .. n - 1 of the segment; not there if state_rows are copies
-  Word* state_rows;             // before every chunk, with neighbouring columns in a word, if these are copies
-  StateForms<Dot> d_states[2];  // after and before the current chunk, in turn; copies of rows share the panels
-  float* errors;                // of each chunk of the segment, unless the stash has them
+  Gates* gates;        // of each chunk of the segment
+  float* rows;         // [tokens][row_k]: q or k on their way to xt
+  float* states;       // before chunks 1 .. n - 1 of the segment
+  float* d_states[2];  // after and before the current chunk, in turn
+  float* errors;       // of each chunk of the segment, unless the stash has them
   float* state_panel;
-  TokenOperand<Dot> state_words;  // a panel of a state
+  Word* state_words;   // a panel of a state with neighbouring rows in a word
+  float* state_worth;  // [kPanel]: what one is worth in its columns, if that is a copy
+  Word* state_rows;    // a state with neighbouring columns in a word
   // Of one panel:
-  float* panel;                // [tokens]
-  TokenOperand<Dot> weighted;  // [tokens]: rest beta e
-  float* d_o;                  // [tokens]
-  TokenOperand<Dot> y;         // [dOg; dU]
+  float* panel;    // [tokens]
+  Word* weighted;  // [tokens]: rest beta e
+  float* d_o;      // [tokens]
+  Word* y;         // [dOg; dU]
   // Of all of V:
   float* zt;       // lanes, a block of them after another: [lane block][V][dO | D]
   Word* zt_words;  // the same with neighbours along V in a word
@@ -242,8 +226,7 @@ struct BackwardScratch {
   // [token j][token i]:
   float* rt;  // [dP | dKK]
   Word* rt_words;
-  float *rt_worth, *r_worth;  // [kBoth], [kTokens]: as TokenOperand::worth
-  float* r;                   // [dP; dKK token i][token j]
+  float* r;  // [dP; dKK token i][token j]
   Word* r_words;
   float* flow;                              // gradient of log Gam_ij
   float *between, *reverse_solve, *scores;  // see prepare_reverse
@@ -253,17 +236,6 @@ struct BackwardScratch {
   BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
     ScratchCursor cursor(base);
     const std::int64_t pair = Dot::kPair, square = kTokens * kTokens, panel_state = shape.padded_k * kPanel;
-    const auto operand = [&](std::int64_t rows) {
-      TokenOperand<Dot> made;
-      made.rows = cursor.take<float>(rows * kPanel);
-      made.words = reinterpret_cast<Word*>(made.rows);
-      made.worth = nullptr;
-      if constexpr (Packing<Dot>::kCopies) {
-        made.words = cursor.take<Word>(rows / pair * kPanel);
-        made.worth = cursor.take<float>(kPanel);
-      }
-      return made;
-    };
     const auto copy = [&](float* original, std::int64_t words) {
       return Packing<Dot>::kCopies ? cursor.take<Word>(words) : reinterpret_cast<Word*>(original);
     };
@@ -275,12 +247,11 @@ struct BackwardScratch {
         chunk.xt_words = i == 0 ? cursor.take<Word>(rows * kBoth) : chunks[0].xt_words;
         chunk.x_words = cursor.take<Word>(shape.padded_k * kBoth / pair);
         chunk.key_words = cursor.take<Word>(rows * kTokens);
-        chunk.unscale = cursor.take<float>(kBoth);
-        chunk.norms = cursor.take<float>(kBoth);
+        chunk.unscale = cursor.take<float>(kTokens);
       } else {
         chunk.xt = chunk.xt_words = chunk.x_words = cursor.take<float>(shape.padded_k * kBoth);
         chunk.key_words = chunk.xt + kTokens;
-        chunk.unscale = chunk.norms = nullptr;
+        chunk.unscale = nullptr;
       }
       chunk.gram = cursor.take<float>(kTokens * kBoth);
       chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
@@ -288,26 +259,18 @@ struct BackwardScratch {
       chunk.solve_far = cursor.take<float>(square);
     }
     gates = cursor.take<Gates>(shape.chunks_per_segment);
-    if constexpr (Packing<Dot>::kCopies) {
-      rows = states = nullptr;
-      state_rows = cursor.take<Word>(shape.chunks_per_segment * shape.state() / pair);
-      d_states[0].panels = d_states[1].panels = cursor.take<float>(shape.state());
-      for (StateForms<Dot>& d_state : d_states) d_state.rows = cursor.take<Word>(shape.state() / pair);
-    } else {
-      rows = cursor.take<float>(kTokens * shape.row_k);
-      states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
-      state_rows = nullptr;
-      for (StateForms<Dot>& d_state : d_states) d_state.panels = d_state.rows = cursor.take<float>(shape.state());
-    }
+    rows = cursor.take<float>(kTokens * shape.row_k);
+    states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
+    for (float*& d_state : d_states) d_state = cursor.take<float>(shape.state());
     errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
     state_panel = cursor.take<float>(panel_state);
-    state_words.rows = nullptr;
-    state_words.words = copy(nullptr, panel_state / pair);
-    state_words.worth = cursor.take<float>(kPanel);
+    state_words = copy(nullptr, panel_state / pair);
+    state_worth = cursor.take<float>(kPanel);
+    state_rows = copy(nullptr, shape.state() / pair);
     panel = cursor.take<float>(kTokens * kPanel);
-    weighted = operand(kTokens);
+    weighted = cursor.take<Word>(kTokens * kPanel);
     d_o = cursor.take<float>(kTokens * kPanel);
-    y = operand(kBoth);
+    y = cursor.take<Word>(kBoth * kPanel);
     zt = cursor.take<float>(shape.padded_v * kBoth);
     zt_words = copy(zt, shape.padded_v / pair * kBoth);
     et = cursor.take<float>(shape.padded_v * kTokens);
@@ -316,8 +279,6 @@ struct BackwardScratch {
     rt_words = copy(rt, kTokens / pair * kBoth);
     r = cursor.take<float>(kBoth * kTokens);
     r_words = copy(r, kBoth / pair * kTokens);
-    rt_worth = cursor.take<float>(kBoth);
-    r_worth = cursor.take<float>(kTokens);
     flow = cursor.take<float>(square);
     between = cursor.take<float>(square);
     reverse_solve = cursor.take<float>(square);

@@ -81,12 +81,12 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
     store_block(scratch.d_o + t0 * kPanel, kPanel, c);
     FLASHQLA_UNROLL
     for (int r = 0; r < kBlock; ++r) {
-      const Vec factor = set1(unscaled(scratch.chunks[place.in_segment], t0 + r, scale * gates.decay[t0 + r]));
+      const Vec factor = set1(scale * gates.decay[t0 + r]);
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
     }
     if (gates.far) scale_again(gates.decay_again + t0, c);
-    store_block(scratch.y.rows + t0 * kPanel, kPanel, c);
+    Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
   }
   transpose_to_zt(run, scratch.d_o, p, 0);
 }
@@ -142,12 +142,12 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
   }
   FLASHQLA_UNROLL
   for (int r = 0; r < kBlock; ++r) {
-    const Vec factor = set1(unscaled(scratch.chunks[place.in_segment], kTokens + t0 + r, -gates.decay[t0 + r]));
+    const Vec factor = set1(-gates.decay[t0 + r]);
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
   }
   if (gates.far) scale_again(gates.decay_again + t0, c);
-  store_block(scratch.y.rows + (kTokens + t0) * kPanel, kPanel, c);
+  Packing<Dot>::rows(c, scratch.y + (kTokens + t0) / Dot::kPair * kPanel, kPanel);
 }
 
 /// Of panel p: D, and from it d_v, dbeta, the lower half of y and the right half of zt; et.
@@ -196,7 +196,6 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     prefetch_step(run);
   }
   transpose_to_zt(run, panel, p, 1);
-  finish_operand(scratch.y.rows, kBoth, scratch.y);
   transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
 }
 
@@ -241,7 +240,8 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
     }
   }
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::fix_token_products(scratch, scratch.chunks[place.in_segment].unscale);
+    Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
+    Packing<Dot>::row_pairs(scratch.r, kBoth, kTokens, kTokens, scratch.r_words, kTokens);
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
       const std::int64_t at = l * run.shape.padded_v * kPanel;
       Packing<Dot>::row_pairs(scratch.zt + at, run.panels * kPanel, kPanel, kPanel, scratch.zt_words + at / Dot::kPair, kPanel);
@@ -250,18 +250,8 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
   }
 }
 
-/// Adds to (or, from the first member of the group, becomes) the gradient of the rows; the columns lie `apart` in memory.
-template <int kRows>
-FLASHQLA_INLINE void add_gradients(float* to, std::int64_t apart, std::int64_t member, const Rows<kRows>& c) {
-  FLASHQLA_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    FLASHQLA_UNROLL
-    for (int j = 0; j < kColumns; ++j) {
-      float* const at = to + r * kBoth + j * apart;
-      store(at, member == 0 ? c[r][j] : add(load(at), c[r][j]));
-    }
-  }
-}
+/// Adds to (or, from the first member of the group, becomes) the gradient of the rows.
+FLASHQLA_INLINE void add_gradient(float* to, std::int64_t member, Vec a) { store(to, member == 0 ? a : add(load(to), a)); }
 
 /// What the tokens get as readers of the state: dQ, and dU S^T + dKK K of dK. rows_dot_i: the part of dg that token i brings.
 template <class Dot>
@@ -275,20 +265,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
     const Vec decay = load(gates.decay + l * kWidth);
     const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
     for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-      float* const to = chunk.gradient + k0 * kBoth + l * kWidth;
-      const auto add_token_products = [&](Rows<kRows>& c) FLASHQLA_INLINE_LAMBDA {
-        using TokenDot = typename Packing<Dot>::TokenDot;
-        multiply<TokenDot, 2, kTokens>(operands<TokenDot>(chunk.x_words + (2 * k0 + 1) * kTokenWords<Dot>, 2 * kTokenWords<Dot>,
-                                                          1, scratch.rt_words + l * kWidth, kBoth),
-                                       (l + 1) * kWidth / Dot::kPair, c);
-      };
       Rows<kRows> c;
-      if constexpr (Packing<Dot>::kCopies) {
-        clear(c);
-        add_token_products(c);
-        Packing<Dot>::unfix_columns(load(scratch.rt_worth + l * kWidth), load(scratch.rt_worth + kTokens + l * kWidth), c);
-        add_gradients(to, kTokens, member, c);
-      }
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
         multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
@@ -305,8 +282,15 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
         dot = fmadd(load_x(chunk, k0 + r, 0, l), c[r][0], fmadd(load_x(chunk, k0 + r, 1, l), c[r][1], dot));
       }
       store(rows_dot + l * kWidth, dot);
-      if constexpr (!Packing<Dot>::kCopies) add_token_products(c);
-      add_gradients(to, kTokens, Packing<Dot>::kCopies ? 1 : member, c);
+      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.x_words + (2 * k0 + 1) * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1,
+                                              scratch.rt_words + l * kWidth, kBoth),
+                                (l + 1) * kWidth / Dot::kPair, c);
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        float* to = chunk.gradient + (k0 + r) * kBoth + l * kWidth;
+        add_gradient(to, member, c[r][0]);
+        add_gradient(to + kTokens, member, c[r][1]);
+      }
     });
   }
 }
@@ -320,24 +304,7 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
   constexpr std::int64_t kHalf = kTokenWords<Dot>;  // words of Q in a row of x, rows of words of dP in r
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
-      float* const to = chunk.gradient + k0 * kBoth + kTokens + l * kWidth;
-      const auto add_token_products = [&](Rows<kRows>& c) FLASHQLA_INLINE_LAMBDA {
-        using TokenDot = typename Packing<Dot>::TokenDot;
-        for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
-          const auto* x = chunk.x_words + (2 * k0 + half) * kHalf;
-          const auto* r = scratch.r_words + half * kHalf * kTokens + l * kWidth;
-          const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
-          multiply<TokenDot, 1>(operands<TokenDot>(x + first, 2 * kHalf, 1, r + first * kTokens, kTokens), second - first, c);
-          multiply<TokenDot, 2>(operands<TokenDot>(x + second, 2 * kHalf, 1, r + second * kTokens, kTokens), kHalf - second, c);
-        }
-      };
       Rows<kRows> c;
-      if constexpr (Packing<Dot>::kCopies) {
-        clear(c);
-        add_token_products(c);
-        Packing<Dot>::unfix_columns(load(scratch.r_worth + l * kWidth), load(scratch.r_worth + (l + 1) * kWidth), c);
-        add_gradients(to, kWidth, 1, c);
-      }
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
         multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
@@ -354,25 +321,50 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
         FLASHQLA_UNROLL
         for (int r = 0; r < kRows; ++r) c[r][j] = mul(factor, c[r][j]);
       }
-      if constexpr (!Packing<Dot>::kCopies) add_token_products(c);
-      add_gradients(to, kWidth, 1, c);
+      for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
+        const auto* x = chunk.x_words + (2 * k0 + half) * kHalf;
+        const auto* r = scratch.r_words + half * kHalf * kTokens + l * kWidth;
+        const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
+        multiply<Dot, 1>(operands<Dot>(x + first, 2 * kHalf, 1, r + first * kTokens, kTokens), second - first, c);
+        multiply<Dot, 2>(operands<Dot>(x + second, 2 * kHalf, 1, r + second * kTokens, kTokens), kHalf - second, c);
+      }
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        float* to = chunk.gradient + (k0 + r) * kBoth + kTokens + l * kWidth;
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) add_gradient(to + j * kWidth, 1, c[r][j]);
+      }
     }
   });
 }
 
-/// A panel of dS before the chunk into `to` (which may be d_state) and `rows`. Returns its part of total_again <dS', S>.
+/// A panel of dS before the chunk into `to`. Returns its part of total_again <dS', S>.
 template <class Dot>
 FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                                      const typename Dot::B* state_rows, const float* d_state, float* to, typename Dot::B* rows) {
+                                      const float* state, const float* d_state, float* to) {
   const auto* x = run.scratch.chunks[place.in_segment].x_words;
+  const Vec total = set1(gates.total);
   Vec dot[kColumns] = {zero(), zero()};
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
+    const std::int64_t at = k0 * kPanel;
     Rows<kRows> c;
-    update_rows<Dot>(gates, x + k0 * 2 * kTokenWords<Dot>, run.scratch.y, 2 * kTokenWords<Dot>, d_state + k0 * kPanel, c,
-                     [&](int r, int j, Vec v) FLASHQLA_INLINE_LAMBDA {
-                       dot[j] = fmadd(v, load_state_row<Dot>(state_rows + (k0 + r) * kPanelWords<Dot>, j), dot[j]);
-                     });
-    store_state_rows<Dot>(c, to + k0 * kPanel, rows + k0 * kPanelWords<Dot>);
+    clear(c);
+    multiply<Dot, 2>(operands<Dot>(x + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.y, kPanel),
+                     2 * kTokenWords<Dot>, c);
+    const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
+      FLASHQLA_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        FLASHQLA_UNROLL
+        for (int j = 0; j < kColumns; ++j) {
+          Vec after = load(d_state + at + r * kPanel + j * kWidth);
+          if (kFar) after = mul(set1(gates.total_again), after);
+          dot[j] = fmadd(after, load(state + at + r * kPanel + j * kWidth), dot[j]);
+          c[r][j] = fmadd(total, after, c[r][j]);
+        }
+      }
+    };
+    gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();  // late: see advance_state
+    store_block(to + at, kPanel, c);
     prefetch_step(run);
   });
   return sum(add(dot[0], dot[1]));
