@@ -87,6 +87,24 @@ TEST(Bf16State, RoundingIsForgottenOrSmall) {
   }
 }
 
+// Gradients pass through the same states, and through those of a recurrence that goes back. Of the implementation that a caller
+// gets without asking for one, whatever the keys and betas.
+TEST(Bf16State, GradientsByDefault) {
+  Case c = parse_case("op=backward K=64 V=64 dtype=bf16 initial=1 d_final=1");
+  for (Keys keys : {Keys::random, Keys::one, Keys::near_one, Keys::few, Keys::unit_vectors}) {
+    for (double beta : {0.3, 1.0, 1.3, 1.9, 2.0}) {
+      ++c.seed;
+      c.data = c.seed % 2 == 0 ? Data::no_decay : Data::usual;
+      c.T = 700 + 37 * static_cast<std::int64_t>(c.seed % 8);
+      const ValueKind kind = c.seed / 2 % 2 == 0 ? ValueKind::random : ValueKind::constant;
+      const Tensors inputs = Generator(c).make(keys, kind, beta, c.seed % 3 == 0 ? 0.2 : 1);
+      const std::string implementation = plan(ChunkBackward{problem_of(c)}).implementation;
+      EXPECT_EQ(differences(c, inputs, run_case(c, inputs, {implementation, 1}), truth(c, inputs), 0), "")
+          << implementation << ", keys " << static_cast<int>(keys) << ", beta " << beta << ", seed " << c.seed;
+    }
+  }
+}
+
 // A number of v that is not finite, or nearly so, at a token that is written together with others: its column of its head alone.
 TEST(Bf16State, ABadColumnStaysAlone) {
   const Case c = parse_case("T=70 Hv=2 K=64 V=48 dtype=bf16 initial=1");

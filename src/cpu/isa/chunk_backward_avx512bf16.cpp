@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "common/environment.hpp"
 #include "cpu/chunk_backward.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/refusal.hpp"
@@ -24,6 +25,15 @@ namespace {
 /// gradients of the gate and of beta then leave their bounds.
 bool needs_f32(const Problem& problem) { return problem.qk_l2norm || problem.dim_k < 64 || problem.dim_v < 64; }
 
+/// Only by name: with beta |k|^2 near 2, or keys that repeat, the bf16 states and updates leave gradients outside of their bounds
+/// (docs/numerics.md).
+std::string refuse_unless_named(const ChunkBackward& descriptor) {
+  if (environment::forced_implementation() != "cpu-avx512bf16")
+    return "its gradients are too coarse for large beta and for keys that repeat; FLASHQLA_IMPL=cpu-avx512bf16 takes it "
+           "nevertheless";
+  return refuse_all_but_bf16(descriptor);
+}
+
 std::size_t workspace(const ChunkBackward& descriptor, int threads) {
   return needs_f32(descriptor.problem) ? avx512::kChunkBackward.workspace_bytes(descriptor, threads)
                                        : backward_workspace<Bf16Dot>(descriptor, threads);
@@ -36,6 +46,6 @@ void run(const ChunkBackwardArguments& arguments, std::byte* memory, const Paral
 
 }  // namespace
 
-const ChunkBackwardOperation kChunkBackward{refuse_all_but_bf16<ChunkBackward>, workspace, run};
+const ChunkBackwardOperation kChunkBackward{refuse_unless_named, workspace, run};
 
 #include "cpu/simd/avx512bf16_end.inc"
