@@ -121,7 +121,7 @@ def main():
         "commit": commit(),
         "command": " ".join(["python", "bench/bench.py", *sys.argv[1:]]),
         "versions": {"flash_qla": flash_qla.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "system": platform.platform(),
+        "system": platform.system(),
         "machine": machine,
         "cases": rows,
         "refused": refused,
