@@ -26,6 +26,20 @@ void expect_tensor(const char* name, const Tensor& tensor) {
   if (!tensor.defined()) throw InvalidType(std::string(name) + ": expected Tensor, got NoneType");
 }
 
+/// q, k and v have one dtype. If two agree, the third is the wrong one.
+DType expect_one_dtype(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const DType of_q = dtype_of("q", q), of_k = dtype_of("k", k), of_v = dtype_of("v", v);
+  const auto refuse = [](const std::string& name, DType expected, const char* as, DType got) {
+    throw InvalidType(name + ": expected " + name_of(expected) + " as " + as + ", got " + name_of(got));
+  };
+  if (of_q == of_k && of_q == of_v) return of_q;
+  if (of_q == of_k) refuse("v", of_q, "q and k", of_v);
+  if (of_q == of_v) refuse("k", of_q, "q and v", of_k);
+  if (of_k == of_v) refuse("q", of_k, "k and v", of_q);
+  throw InvalidType(std::string("q, k, v: expected one dtype, got ") + name_of(of_q) + ", " + name_of(of_k) + " and " +
+                    name_of(of_v));
+}
+
 void expect_rank_4(const char* name, const Tensor& tensor) {
   if (tensor.dim() == 4) return;
   throw InvalidArgument(std::string(name) + ": expected 4 dimensions [batch, tokens, heads, head size], got " +
@@ -71,7 +85,7 @@ void Inputs::interpret() {
   problem.dim_k = q.size(3);
   problem.heads_v = v.size(2);
   problem.dim_v = v.size(3);
-  problem.dtype = dtype_of("q", q);
+  problem.dtype = expect_one_dtype(q, k, v);
   problem.packed = cu_seqlens.has_value();
   if (problem.packed) problem.num_sequences = std::max<std::int64_t>(cu_seqlens->numel() - 1, 0);
   q = with_contiguous_rows(q);

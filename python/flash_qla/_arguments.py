@@ -33,6 +33,13 @@ def op_inputs(
     """The arguments that bindings/torch/schema.cpp calls inputs."""
     if allow_neg_eigval and not use_beta_sigmoid_in_kernel:
         raise ValueError("allow_neg_eigval: doubles the sigmoid computed inside, so it needs use_beta_sigmoid_in_kernel=True")
+    needed = {"use_gate_in_kernel": {"A_log": A_log, "g": g}} if use_gate_in_kernel else {}
+    if use_beta_sigmoid_in_kernel:
+        needed["use_beta_sigmoid_in_kernel"] = {"beta": beta}
+    for option, tensors in needed.items():
+        for name, value in tensors.items():
+            if value is None:
+                raise ValueError(f"{name}: expected a tensor, which {option}=True needs, got None")
     if use_gate_in_kernel:
         gate = "computed"
     else:

@@ -50,7 +50,7 @@ void check_sizes(const Problem& p) {
   head_dim("dim_k", p.dim_k);
   head_dim("dim_v", p.dim_v);
   at_least("num_sequences", p.num_sequences, -1);
-  if (p.packed && p.batch != 1) invalid("batch", "1 with packed sequences", std::to_string(p.batch));
+  if (p.packed && p.batch != 1) invalid("batch", "1 with packed sequences (cu_seqlens)", std::to_string(p.batch));
   if (!p.packed && p.num_sequences >= 0 && p.num_sequences != p.batch) {
     invalid("num_sequences", "batch = " + std::to_string(p.batch) + " without packed sequences", std::to_string(p.num_sequences));
   }

@@ -46,7 +46,7 @@ TEST(ValidationProblem, HeadCountsThatDoNotDivide) {
 }
 
 TEST(ValidationProblem, BatchAndSequences) {
-  expect_problem_refused([](Problem& p) { p.packed = true; }, {"batch: expected 1 with packed sequences, got 2"});
+  expect_problem_refused([](Problem& p) { p.packed = true; }, {"batch: expected 1 with packed sequences (cu_seqlens), got 2"});
   expect_problem_refused([](Problem& p) { p.num_sequences = 3; },
                          {"num_sequences: expected batch = 2 without packed sequences, got 3"});
 }

@@ -131,9 +131,9 @@ def test_C05_unknown_keyword_is_a_type_error(function):
         ({"allow_neg_eigval": True}, ValueError, r"allow_neg_eigval.*use_beta_sigmoid_in_kernel"),
         ({"A_log": torch.zeros(2)}, ValueError, r"A_log.*use_gate_in_kernel"),
         ({"dt_bias": torch.zeros(2)}, ValueError, r"dt_bias.*use_gate_in_kernel"),
-        ({"use_gate_in_kernel": True}, ValueError, r"A_log"),
-        ({"use_gate_in_kernel": True, "A_log": torch.zeros(2), "g": None}, ValueError, r"^g"),
-        ({"use_beta_sigmoid_in_kernel": True, "beta": None}, ValueError, r"^beta"),
+        ({"use_gate_in_kernel": True}, ValueError, r"^A_log: expected a tensor, which use_gate_in_kernel=True needs, got None"),
+        ({"use_gate_in_kernel": True, "A_log": torch.zeros(2), "g": None}, ValueError, r"^g: .*use_gate_in_kernel"),
+        ({"use_beta_sigmoid_in_kernel": True, "beta": None}, ValueError, r"^beta: .*use_beta_sigmoid_in_kernel"),
     ],
 )  # fmt: skip
 def test_C05_refused_by_name(option, error, text):

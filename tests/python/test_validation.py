@@ -30,8 +30,9 @@ WRONG = [
     ("beta", ZEROS(1, 70, 1), ValueError, r"^beta: "),
     ("initial_state", ZEROS(2, 2, 16, 16), ValueError, r"^initial_state: expected shape \[N=1, Hv=2, K=16, V=16\], got \[2,"),
     ("initial_state", ZEROS(1, 2, 16), ValueError, r"^initial_state: "),
-    ("k", ZEROS(1, 70, 1, 16, dtype=torch.bfloat16), TypeError, r"^k: expected float32, got bfloat16"),
-    ("v", ZEROS(1, 70, 2, 16, dtype=torch.float16), TypeError, r"^v: expected float32, got float16"),
+    ("k", ZEROS(1, 70, 1, 16, dtype=torch.bfloat16), TypeError, r"^k: expected float32 as q and v, got bfloat16"),
+    ("v", ZEROS(1, 70, 2, 16, dtype=torch.float16), TypeError, r"^v: expected float32 as q and k, got float16"),
+    ("q", ZEROS(1, 70, 1, 16, dtype=torch.float64), TypeError, r"^q: expected float32 as k and v, got float64"),
     ("g", ZEROS(1, 70, 2, dtype=torch.int64), TypeError, r"^g: expected .*float32.*got int64"),
     ("g", ZEROS(1, 70, 2, dtype=torch.float64), TypeError, r"^g: expected .*got float64"),
     ("beta", ZEROS(1, 70, 2, dtype=torch.bool), TypeError, r"^beta: .*Bool"),
@@ -67,6 +68,13 @@ def test_integer_inputs_are_refused(function):
     x = ZEROS(1, 4, 1, 16, dtype=torch.int32)
     with pytest.raises(TypeError, match=r"^q: expected float32, bfloat16, float16 or float64, got int32"):
         function(x, x, x, None, beta=None)
+
+
+@BOTH
+def test_three_element_types(function):
+    a = make(Problem())
+    with pytest.raises(TypeError, match=r"^q, k, v: expected one dtype, got float32, bfloat16 and float16$"):
+        function(**{**a, "k": a["k"].bfloat16(), "v": a["v"].half()})
 
 
 @BOTH
@@ -147,7 +155,7 @@ def test_C06_offsets(function, dtype, offsets, text, gradient):
 
 @BOTH
 def test_C06_batch_of_two_with_offsets(function):
-    with pytest.raises(ValueError, match=r"^batch size: expected 1 with packed sequences, got 2"):
+    with pytest.raises(ValueError, match=r"^batch size: expected 1 with packed sequences \(cu_seqlens\), got 2"):
         function(**make(Problem(batch=2, tokens=64, state_dtype=None)), cu_seqlens=torch.tensor([0, 64]))
 
 
