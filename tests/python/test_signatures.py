@@ -16,6 +16,7 @@ from flash_qla import (
     chunk_gated_delta_rule_fwd,
     fused_recurrent_gated_delta_rule,
 )
+from flash_qla._arguments import op_inputs
 
 LEADING_NINE = "q k v g beta scale initial_state output_final_state use_qk_l2norm_in_kernel".split()
 
@@ -68,6 +69,35 @@ def test_C05_recurrent_signature():
     )
     given = defaults(fused_recurrent_gated_delta_rule)
     assert given["g"] is given["beta"] is None and given["output_final_state"] is False
+
+
+def test_C05_functions_agree_on_their_options():
+    """Every signature is written out, so that callers can introspect it; here the lists are held to each other."""
+
+    def options(function):
+        return {name: (p.default, p.annotation) for name, p in inspect.signature(function).parameters.items()}
+
+    chunk = options(chunk_gated_delta_rule)
+    explained = options(flash_qla.explain)
+    assert explained.pop("operation")[0] == "chunk_forward"
+    assert list(explained) == list(chunk)
+    optional_here = {name: (None, chunk[name][1]) for name in ("g", "beta")}
+    assert explained == {**chunk, **optional_here}
+
+    recurrent = options(fused_recurrent_gated_delta_rule)
+    assert recurrent.pop("gk") == recurrent.pop("gv") == (None, chunk["g"][1])
+    assert recurrent == {name: {**chunk, **optional_here}[name] for name in recurrent}
+
+    common = inspect.signature(op_inputs).parameters
+    for pool in (flash_qla.chunk_gated_delta_rule_pool, flash_qla.recurrent_gated_delta_rule_pool):
+        names = list(options(pool))
+        assert names[:7] == ["q", "k", "v", "g", "beta", "state_pool", "read_rows"]
+        assert names[names.index("scale") :] == [name for name in chunk if name in common and name not in names[:5]]
+        assert {name: options(pool)[name] for name in common} == {name: chunk[name] for name in common}
+
+    low_level = [options(function) for function in (chunk_gated_delta_rule_fwd, chunk_gated_delta_rule_bwd)]
+    for name in ("scale", "initial_state", "cu_seqlens", "state_v_first", "auto_cp", "cp_context"):
+        assert low_level[0][name] == low_level[1][name] == chunk[name]
 
 
 @pytest.mark.parametrize(
