@@ -148,6 +148,22 @@ TEST(Properties, SavedByAnotherImplementationIsComputedAgain) {
   });
 }
 
+/// States go past the caches only to memory on a 64-byte boundary; the numbers are those.
+TEST(Properties, SavedMayBeginAtAnyElement) {
+  for_all(Op::backward, [](const Case& base, const std::string& implementation) {
+    if (implementation == "reference") return;
+    for (Case c : {with_lengths(base, {150}), with_lengths(base, {70, 0, 129, 1}, 5)}) {
+      const Tensors inputs = make_inputs(c);
+      c.saved = true;
+      const Values aligned = run_case(c, inputs, {implementation, 1});
+      for (const std::int64_t shift : {1, 3, 8}) {
+        EXPECT_EQ(bit_differences(run_case(c, inputs, {implementation, 2, {}, shift}), aligned), "")
+            << implementation << " " << shift << " " << to_text(c);
+      }
+    }
+  });
+}
+
 /// Groups of heads in another order give the same numbers in that order.
 TEST(Properties, HeadsArePermutedWithTheirInputs) {
   for (Op op : {Op::forward, Op::backward, Op::recurrent}) {

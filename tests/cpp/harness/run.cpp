@@ -117,7 +117,7 @@ void run_forward(const Case& c, const Tensors& inputs, const RunOptions& options
 Tensor saved_by_forward(const Case& c, const Tensors& inputs, const RunOptions& options) {
   const std::int64_t elements = with_forced(options, [&] { return saved_elements(ChunkForward{problem_of(c)}); });
   if (elements == 0) return {};
-  Tensor saved(DType::f32, {elements});
+  Tensor saved(DType::f32, {elements}, {1}, options.saved_shift);
   const Tensor o(c.dtype, {c.B, c.T, c.Hv, c.V});
   ChunkForwardTensors views;
   views.inputs = input_tensors(inputs);
@@ -151,7 +151,7 @@ void run_backward(const Case& c, const Tensors& inputs, const RunOptions& option
   Tensor saved;
   if (c.saved) {
     const std::string& forward = options.saved_by.empty() ? options.implementation : options.saved_by;
-    saved = saved_by_forward(c, inputs, {forward, options.threads});
+    saved = saved_by_forward(c, inputs, {forward, options.threads, {}, options.saved_shift});
     if (saved.present()) views.saved = saved.view();
   }
   plan_and_run(descriptor, views, options);

@@ -17,7 +17,8 @@ Parallel threads_of_test(int threads);
 struct RunOptions {
   std::string implementation;  ///< exact name
   int threads = 1;
-  std::string saved_by = {};  ///< with Case::saved, the implementation that the forward runs on; empty: the same
+  std::string saved_by = {};     ///< with Case::saved, the implementation that the forward runs on; empty: the same
+  std::int64_t saved_shift = 0;  ///< elements between a 64-byte boundary and the first of saved
 };
 
 /// Poisoned outputs of the case by the names of the public headers. An in-place pool is a copy of the input pool under
