@@ -188,7 +188,7 @@ def test_nothing_to_do(shape, function):
 @BOTH
 def test_B09_mixed_dtypes_are_an_error_that_names_the_tensor(function):
     a = make(Problem(dtype=torch.bfloat16))
-    with pytest.raises(TypeError, match=r"^v: expected bfloat16, got float32"):
+    with pytest.raises(TypeError, match=r"^v: expected bfloat16 as q and k, got float32"):
         function(**{**a, "v": a["v"].float()})
 
 

@@ -85,7 +85,7 @@ def chunk_gated_delta_rule(
         ValueError, TypeError: an argument is wrong; the message names it.
         NotImplementedError: the call is legal, but nothing here can run it.
         RuntimeError: when a function compiled by torch.compile runs, for what only the contents of a tensor show (offsets, and
-            rows of a pool): the same message, which names the argument.
+            rows of a pool): the same message, with the C++ API's names (``read`` for ``read_rows``).
 
     Gradients come in the dtype of their inputs, for any of q, k, v, g, beta, initial_state, A_log, dt_bias. Results and
     gradients do not depend on the number of threads, bit for bit. Second derivatives, forward mode, torch.func.grad and
