@@ -59,6 +59,34 @@ TEST(Properties, ASplitSequenceIsTheWhole) {
   });
 }
 
+/// Products with a state that is known to be zero are left out, and so are states that nobody reads: no value may depend on it.
+TEST(Properties, AnAbsentStateIsAZeroState) {
+  for (Op op : {Op::forward, Op::backward}) {
+    for_all(op, [](Case c, const std::string& implementation) {
+      for (std::int64_t tokens : {1, 20, 33, 64, 170}) {
+        for (bool saved : {false, true}) {
+          if (saved && (c.op == Op::forward || implementation == "reference")) continue;
+          c.T = tokens;
+          c.saved = saved;
+          Tensors inputs = make_inputs(c);
+          for (const char* name : {"initial_state", "d_final_state"}) {
+            if (inputs.contains(name)) inputs.at(name).set_values(std::vector<double>(inputs.at(name).values().size(), 0.0));
+          }
+          const Values with = run_case(c, inputs, {implementation, 1});
+          Case without = c;
+          without.initial = without.d_final = without.final = false;
+          Tensors fewer = inputs;
+          fewer.erase("initial_state");
+          fewer.erase("d_final_state");
+          for (const auto& [name, values] : run_case(without, fewer, {implementation, 1})) {
+            EXPECT_TRUE(values == with.at(name)) << implementation << " " << name << ", " << tokens << " tokens";  // -0 == 0
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(Properties, DecodingStepByStepIsTheWhole) {
   for_all(Op::recurrent, [](Case c, const std::string& implementation) {
     c.T = 6;

@@ -132,12 +132,14 @@ inline void reverse_chunk(const BackwardRun<Dot>& run, const ChunkPlace& place, 
   const std::int64_t head = run.head_v(member);
   alignas(64) float rows_dot[kTokens] = {};
   double dot = 0.0;
+  const bool retreats = run.d_state_is_wanted(place) || !run.state_is_zero(place);
   prefetch_backwards(run, place, member);
   prepare_reverse(run, place, gates);
   for (std::int64_t p = 0; p < run.panels; ++p) {
     const std::int64_t at = p * run.shape.padded_k * kPanel;
     prepare_d_o(run, place, gates, head, p);
     solve_d(run, place, gates, head, p, errors + p * kTokens * kPanel, d_state + at);
+    if (!retreats) continue;
     dot += static_cast<double>(retreat_state(run, place, gates, state + at, d_state + at, to + at));
   }
   multiply_errors(run, place, gates);

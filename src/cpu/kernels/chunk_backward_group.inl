@@ -3,6 +3,8 @@
 
 FLASHQLA_INLINE std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 
+struct ChunkPlace;
+
 template <class Dot>
 struct BackwardRun {
   const BackwardItem& item;
@@ -37,6 +39,9 @@ struct BackwardRun {
     return smaller((segment + 1) * shape.chunks_per_segment, (length + kTokens - 1) / kTokens);
   }
   std::int64_t head_v(std::int64_t member) const { return item.head_qk * shape.group + member; }
+  bool state_is_zero(const ChunkPlace& place) const;         // the state before the chunk
+  bool next_d_state_is_zero(const ChunkPlace& place) const;  // the gradient of the state after it
+  bool d_state_is_wanted(const ChunkPlace& place) const;     // the gradient of the state before it
   double norm_eps() const { return inputs.problem.qk_l2norm ? inputs.problem.l2norm_eps : -1.0; }
   /// The state before a segment; once the segment is done, the gradient of that state. With what the forward saved, only the
   /// first segment's state is here, and one gradient.
@@ -79,6 +84,21 @@ template <class Dot>
 ChunkPlace chunk_at(const BackwardRun<Dot>& run, std::int64_t index) {
   const std::int64_t position = index * kTokens;
   return {index, index % run.shape.chunks_per_segment, position, run.begin + position, smaller(kTokens, run.length - position)};
+}
+
+// Where a product with a state or its gradient is known to be nothing, or is wanted by nobody. A walk of 512 tokens has 16
+// chunks.
+template <class Dot>
+FLASHQLA_INLINE bool BackwardRun<Dot>::state_is_zero(const ChunkPlace& place) const {
+  return place.index == 0 && !arguments.initial_state.present();
+}
+template <class Dot>
+FLASHQLA_INLINE bool BackwardRun<Dot>::next_d_state_is_zero(const ChunkPlace& place) const {
+  return place.position + place.tokens == length && !arguments.d_final_state.present();
+}
+template <class Dot>
+FLASHQLA_INLINE bool BackwardRun<Dot>::d_state_is_wanted(const ChunkPlace& place) const {
+  return place.index > 0 || arguments.d_initial_state.present();
 }
 
 /// Rows of q (half 0) or k (half 1): xt, or its packed copies.

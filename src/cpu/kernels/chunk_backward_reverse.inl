@@ -156,13 +156,14 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
                                std::int64_t p, const float* errors, const float* d_state) {
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
-  const Word* words = panel_as_words(run, d_state);
+  const bool zero_state = run.next_d_state_is_zero(place);
+  const Word* words = zero_state ? nullptr : panel_as_words(run, d_state);
   float* panel = scratch.panel;
   for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
     Block d;
     clear(d);
     if (t0 < place.tokens) {
-      multiply_state(run, scratch.chunks[place.in_segment], t0, words, d);
+      if (!zero_state) multiply_state(run, scratch.chunks[place.in_segment], t0, words, d);
       if (gates.far) scale_again(gates.rest_again + t0, d);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
@@ -260,6 +261,7 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   const Vec scale = set1(static_cast<float>(run.inputs.scale));
+  const bool zero_state = run.state_is_zero(place);
   for (std::int64_t l = 0; l < kLaneBlocks; ++l) {  // outermost: a lane block of zt stays in the first-level cache
     const auto* z = scratch.zt_words + l * run.shape.padded_v / Dot::kPair * kPanel;
     const Vec decay = load(gates.decay + l * kWidth);
@@ -268,9 +270,10 @@ FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const Chunk
       Rows<kRows> c;
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
-        multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                       z + p * kPanelWords<Dot> * kPanel, kPanel),
-                         kPanelWords<Dot>, c);
+        if (!zero_state)
+          multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
+                                         z + p * kPanelWords<Dot> * kPanel, kPanel),
+                           kPanelWords<Dot>, c);
         prefetch_step(run);
       }
       if (gates.far) scale_columns({load(gates.decay_again + l * kWidth), load(gates.decay_again + l * kWidth)}, c);
@@ -302,14 +305,16 @@ FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const Chunk
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
   constexpr std::int64_t kHalf = kTokenWords<Dot>;  // words of Q in a row of x, rows of words of dP in r
+  const bool zero_state = run.next_d_state_is_zero(place);
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
       Rows<kRows> c;
       clear(c);
       for (std::int64_t p = 0; p < run.panels; ++p) {
-        multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                       scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
-                         kPanelWords<Dot>, c);
+        if (!zero_state)
+          multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
+                                         scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
+                           kPanelWords<Dot>, c);
         prefetch_step(run);
       }
       const float* again = gates.rest_again + l * kWidth;

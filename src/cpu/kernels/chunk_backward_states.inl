@@ -149,12 +149,13 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
   using Word = typename Dot::B;
   const BackwardScratch<Dot>& scratch = run.scratch;
   const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
-  const Word* words = panel_as_words(run, state);
+  const bool zero_state = run.state_is_zero(place);
+  const Word* words = zero_state ? nullptr : panel_as_words(run, state);
   for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
     Block e, v;
     clear(e);
     if (t0 < place.tokens) {
-      multiply_state(run, chunk, t0, words, e);
+      if (!zero_state) multiply_state(run, chunk, t0, words, e);
       if (gates.far) scale_again(gates.decay_again + t0, e);
       load_rows_block(run.inputs.v, run.batch, place.token + t0, head, place.tokens - t0, run.shape.dim_v, p * kPanel, v);
       FLASHQLA_UNROLL

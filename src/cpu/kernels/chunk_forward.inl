@@ -23,6 +23,12 @@ struct PackedChunk {
   bool precise;                        // whether the current value head takes K S and the update in f32
 };
 
+/// What is known of the states at both ends of the current chunk of an item.
+struct ChunkEnds {
+  bool zero_before = false;  // nothing has been written yet: K S = Q S = 0
+  bool wanted_after = true;  // somebody reads the state after the chunk
+};
+
 /// Scratch of one work item. `take` hands out 64-byte aligned pieces; with a null base it only counts.
 template <class Dot, int kTokens>
 struct ForwardScratch {
@@ -30,6 +36,7 @@ struct ForwardScratch {
 
   std::int64_t padded_k;
   SlabRange range;
+  ChunkEnds ends;
   ChunkGates<kTokens>* gates;
   B* panel;                             // [padded_k / kPair][2 kTokens]: keys, then queries, transposed
   float* keys;                          // the keys in f32, transposed: part of the panel, or [padded_k][kTokens]
@@ -82,6 +89,8 @@ struct ForwardScratch {
 
   static constexpr std::int64_t kKeysStride = kPacked<Dot> ? kTokens : 2 * kTokens;
   std::int64_t state_size() const { return padded_k * range.padded(); }
+  /// Along K, of K S and Q S.
+  std::int64_t projection_steps() const { return ends.zero_before ? 0 : padded_k / Dot::kPair; }
   float* state(std::int64_t head) const { return states + head * state_size(); }
   B* operand(std::int64_t head) const { return operands + head * state_size() / Dot::kPair; }
 
@@ -225,7 +234,7 @@ template <class Dot, int kTokens, int kColumns>
 FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const float* state, const typename Dot::B* operand,
                                   float* values, PrefetchList& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
-  const std::int64_t row_stride = x.range.padded(), steps = x.padded_k / Dot::kPair;
+  const std::int64_t row_stride = x.range.padded(), steps = x.projection_steps();
   const float *read_k = x.read_k, *read_q = x.read_q;
   float* const w = x.w;
   const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), Dot::kPair, 2 * kTokens * Dot::kPair, operand,
@@ -243,7 +252,7 @@ FLASHQLA_INLINE void project_slab(const ForwardScratch<Dot, kTokens>& x, const f
   };
   if (kPacked<Dot> && x.packed->precise) {
     const Operands<F32Dot> keys{x.keys, 1, x.kKeysStride, state, kSlab};
-    multiply_rows<F32Dot, kColumns>(keys, 0, kTokens, x.padded_k, finish_w, meanwhile);
+    multiply_rows<F32Dot, kColumns>(keys, 0, kTokens, steps * Dot::kPair, finish_w, meanwhile);
   } else {
     multiply_rows<Dot, kColumns>(projection, 0, kTokens, steps, finish_w, meanwhile);
   }
@@ -333,8 +342,9 @@ inline void advance_slab(const ForwardScratch<Dot, kTokens>& x, std::int64_t n, 
   project_slab<Dot, kTokens, kColumns>(x, state, operand, values, soon);
   const bool far = x.gates->far;
   far ? solve_far_slab<Dot, kTokens, kColumns>(x, n, values) : solve_slab<Dot, kTokens, kColumns>(x, n, values);
-  if (far) scale_numbers(x.gates->total_again, x.padded_k * kColumns * kWidth, state);
   errors.store_slab<kColumns>(x.range.begin + s * kSlabColumns, n, x.e);
+  if (!x.ends.wanted_after) return;
+  if (far) scale_numbers(x.gates->total_again, x.padded_k * kColumns * kWidth, state);
   update_slab<Dot, kTokens, kColumns>(x, n, state, operand, soon);
 }
 

@@ -25,7 +25,7 @@ template <class Dot, int kTokens, int kColumns, class Prefetch>
 FLASHQLA_NOINLINE void project_packed(const ForwardScratch<Dot, kTokens>& x, const SlabRows& rows, const typename Dot::B* operand,
                                       Prefetch& soon) {
   constexpr std::int64_t kSlab = kColumns * kWidth;
-  const std::int64_t steps = x.padded_k / 2;
+  const std::int64_t steps = x.projection_steps();
   const bool whole = rows.whole<kTokens, kColumns>();
   const Operands<Dot> projection{reinterpret_cast<const typename Dot::A*>(x.panel), 2, 4 * kTokens, operand, kSlab};
   const auto meanwhile = [&]() FLASHQLA_INLINE_LAMBDA { soon.template step<2>(); };
@@ -121,7 +121,7 @@ FLASHQLA_INLINE void advance_packed_slab(const ForwardScratch<Dot, kTokens>& x, 
   project_packed<Dot, kTokens, kColumns>(x, rows, operand, soon);
   const FixedUnit<kColumns> unit = solve_packed<Dot, kTokens, kColumns>(x, rows.n);
   attend_packed<Dot, kTokens, kColumns>(x, rows, unit);
-  update_fixed<Dot, kTokens, kColumns>(x, rows.n, unit, state, operand, soon);
+  if (x.ends.wanted_after) update_fixed<Dot, kTokens, kColumns>(x, rows.n, unit, state, operand, soon);
 }
 
 /// The slabs of one value head, whose gates and matrices are prepared: v -> o, state.

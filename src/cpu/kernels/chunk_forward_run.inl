@@ -151,7 +151,7 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
       zero_rows(arguments.o, batch, begin, length, item.first_head + h, item.range.begin, item.range.end);
     return;
   }
-  const ForwardScratch<Dot, kTokens> x(memory, padded_k, item.range, item.heads);
+  ForwardScratch<Dot, kTokens> x(memory, padded_k, item.range, item.heads);
   const std::int64_t read_row = arguments.states.read_row(item.sequence), write_row = arguments.states.write_row(item.sequence);
   for (std::int64_t h = 0; h < item.heads; ++h) {
     load_state(arguments.states.initial_state, read_row, item.first_head + h, dim_k, padded_k, item.range, x.state(h));
@@ -173,6 +173,8 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
         save_state(arguments, item.sequence, t, item.first_head + h, x.state(h), item.range, padded_k);
     }
     const std::int64_t whole = kTokens - (prefix + t) % kTokens, n = whole < length - t ? whole : length - t;
+    const bool stores = every && (prefix + t + n) % arguments.states_every == 0;
+    x.ends = {t == 0 && read_row < 0, t + n < length || write_row >= 0 || stores};
     for (std::int64_t h = 0; h < item.heads; ++h) {
       if (h == 0 || item.head_qk(h) != item.head_qk(h - 1)) prepare_keys(x, in, batch, begin + t, item.head_qk(h), n);
       PrefetchList soon;
@@ -182,7 +184,7 @@ inline void run_forward_item(const ChunkForwardArguments& arguments, const Forwa
       advance_head(x, arguments, batch, begin + t, t, head, h, n, errors, soon);
     }
     t += n;
-    if (every && (prefix + t) % arguments.states_every == 0) store_states(arguments.stored, arguments.stored_row(place++));
+    if (stores) store_states(arguments.stored, arguments.stored_row(place++));
   }
   store_states(arguments.states.final_state, write_row);
   if (arguments.g_cumulative.present() && item.range.begin == 0) {
