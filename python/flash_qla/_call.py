@@ -55,6 +55,13 @@ def call(name: str, arguments: tuple):
     return with_typed_errors(name, arguments)
 
 
+def mark_written(*tensors: torch.Tensor | None) -> None:
+    """Counts the writes of an op in place, which torch does for its own ops alone: a backward that needs the old contents is then
+    refused instead of wrong."""
+    if not torch.compiler.is_compiling():  # compiled calls count them
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if tensor is not None])
+
+
 def refuse_forward_mode(arguments: tuple) -> None:
     """An op without autograd would drop the tangents silently."""
     for value in arguments:

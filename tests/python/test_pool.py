@@ -230,3 +230,22 @@ def test_drafts_of_different_lengths_with_offsets():
     assert relative_rms(o, truth) < 2e-6
     assert relative_rms(pool[4:10], torch.stack(list(itertools.chain(*states)))) < 2e-6
     assert sum(lengths) == tokens and torch.equal(pool[:4], start[:4])
+
+
+@BOTH
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_backward_that_needs_the_old_pool_is_refused(function, compiled):
+    a = make(Problem(tokens=64, state_dtype=None))
+    pool, other, factor = pool_of(4), pool_of(64), torch.ones(1, requires_grad=True)
+    option = (
+        {"token_states": other} if function is recurrent_gated_delta_rule_pool else {"states_every": 64, "checkpoints": other}
+    )
+    if compiled:
+        torch._dynamo.reset()
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    losses = [(tensor * factor).sum() for tensor in (pool, other)]
+    with torch.no_grad():
+        function(**a, state_pool=pool, read_rows=torch.tensor([1]), **option)
+    for loss in losses:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments import expect_tensors, op_inputs, refuse_gradient
-from ..._call import call, warn_if_slow
+from ..._call import call, mark_written, warn_if_slow
 
 _TOKENS_PER_CHUNK = 64
 
@@ -104,7 +104,9 @@ def chunk_gated_delta_rule_pool(
     write_rows = read_rows if write_rows is None else write_rows
     arguments = (*inputs, state_pool, read_rows, write_rows, states_every, checkpoints, checkpoint_rows, prefix_lengths)
     warn_if_slow("chunk_forward_pool", arguments)
-    return call("chunk_forward_pool", arguments)
+    o = call("chunk_forward_pool", arguments)
+    mark_written(state_pool, checkpoints)
+    return o
 
 
 def num_checkpoints(
@@ -240,7 +242,9 @@ def recurrent_gated_delta_rule_pool(
         token_states = _as_rows(token_states, q)
     arguments = (*inputs, state_pool, read_rows, write_rows, accepted, token_states, token_rows)
     warn_if_slow("recurrent_forward_pool", arguments)
-    return call("recurrent_forward_pool", arguments)
+    o = call("recurrent_forward_pool", arguments)
+    mark_written(state_pool, token_states)
+    return o
 
 
 def _as_rows(token_states: Tensor, q: Tensor) -> Tensor:
