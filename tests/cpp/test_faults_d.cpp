@@ -20,7 +20,8 @@ std::int64_t workspace_of(const std::string& implementation, const Descriptor& d
 
 /// Training keeps no state per token: 2 MiB a thread, and in the backward one f32 state for every 64 tokens besides.
 TEST(Faults, D05_memory_of_training) {
-  for (const char* text : {"T=512", "T=2048", "T=131072", "B=3 T=100", "lengths=1000+0+1+3000+64 slack=9", "T=4096 gate=computed l2norm=1"}) {
+  for (const char* text :
+       {"T=512", "T=2048", "T=131072", "B=3 T=100", "lengths=1000+0+1+3000+64 slack=9", "T=4096 gate=computed l2norm=1"}) {
     for (const std::int64_t size : {64, 128, 256}) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         Case c = parse_case(text);
@@ -33,7 +34,8 @@ TEST(Faults, D05_memory_of_training) {
         for (const int threads : {1, 2, 16}) {
           const std::int64_t scratch = threads * 2 * kMebi;
           for (const std::string& implementation : cpu_implementations(Op::forward, dtype)) {
-            EXPECT_LE(workspace_of(implementation, ChunkForward{problem}, threads), scratch) << implementation << " " << to_text(c);
+            EXPECT_LE(workspace_of(implementation, ChunkForward{problem}, threads), scratch)
+                << implementation << " " << to_text(c);
           }
           for (const std::string& implementation : cpu_implementations(Op::backward, dtype)) {
             EXPECT_LE(workspace_of(implementation, ChunkBackward{problem}, threads), scratch + states * state)
