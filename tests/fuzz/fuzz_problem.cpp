@@ -9,6 +9,7 @@
 #include <random>
 
 #include "arena.hpp"
+#include "common/saved.hpp"
 #include "dispatch/implementation.hpp"
 #include "flashqla/flashqla.hpp"
 
@@ -198,6 +199,21 @@ class Caller {
     return view;
   }
 
+  /// What a forward leaves for a backward, which may be of anything: numbers alone, or with a head that some forward has written.
+  TensorView saved(const Problem& p) {
+    std::int64_t count = pick(0, 300);
+    try {
+      if (!one_in(20)) count = saved_elements(ChunkForward{p});
+    } catch (const Error&) {
+    }
+    TensorView view = output(DType::f32, {count});
+    constexpr std::uint64_t kLayouts[] = {0, 1, 4, 8, 16};
+    const bool whole = view.data != nullptr && view.rank == 1 && view.dtype == DType::f32 && view.strides[0] == 1 &&
+                       view.sizes[0] >= SavedShape::kHead && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) == 0;
+    if (whole && !one_in(8)) SavedHead::write(static_cast<float*>(view.data), kLayouts[pick(0, 4)]);
+    return view;
+  }
+
   TensorView state(const Problem& p, std::int64_t rows, DType dtype) {
     return p.state_layout == StateLayout::key_value ? output(dtype, {rows, p.heads_v, p.dim_k, p.dim_v})
                                                     : output(dtype, {rows, p.heads_v, p.dim_v, p.dim_k});
@@ -252,6 +268,7 @@ class Caller {
     }
     t.g_cumulative = pick(0, 3) == 0 ? output(DType::f32, {p.batch, p.tokens, p.heads_v}) : TensorView{};
     t.a = pick(0, 3) == 0 ? output(p.dtype, {p.batch, p.tokens, p.heads_v, kTokensPerChunk}) : TensorView{};
+    t.saved = pick(0, 3) == 0 ? saved(p) : TensorView{};
     attempt(d, t);
   }
 
@@ -276,6 +293,7 @@ class Caller {
     if (t.inputs.a_log.present() || one_in(50)) t.d_a_log = gradient(t.inputs.a_log.dtype, {p.heads_v});
     if (t.inputs.dt_bias.present() || one_in(50)) t.d_dt_bias = gradient(t.inputs.dt_bias.dtype, {p.heads_v});
     t.d_initial_state = pick(0, 1) != 0 ? state(p, p.sequences(), DType::f32) : TensorView{};
+    t.saved = pick(0, 1) != 0 ? saved(p) : TensorView{};
     attempt(d, t);
   }
 
