@@ -6,7 +6,6 @@ the sizes that a symbolic size stands for at the moment. It reads no memory and 
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ._call import device_error, known_size, meta_like, warn_if_reference, with_typed_errors
 from ._load import OPS
@@ -14,11 +13,17 @@ from ._load import OPS
 _TOKENS_PER_CHUNK = 64
 
 
+def _without_fakes():
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # private, so that importing must not depend on it
+
+    return unset_fake_temporarily()
+
+
 def _check(name: str, arguments: tuple) -> None:
     error = device_error(name, arguments)
     if error is not None:
         raise error
-    with unset_fake_temporarily():
+    with _without_fakes():
         concrete = [meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
         if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
             return  # a size that only the data will tell: the call itself checks it
@@ -67,7 +72,7 @@ def _saves(arguments: tuple) -> bool:
         return torch.empty(sizes, dtype=x.dtype, device="meta")
 
     q, k, v, g, beta, a_log, dt_bias, _, *options, initial_state, output_final_state, save = arguments
-    with unset_fake_temporarily():
+    with _without_fakes():
         rows = (None if x is None else one_token(x) for x in (q, k, v, g, beta))
         heads = (None if x is None else one_token(x) for x in (a_log, dt_bias))
         question = (*rows, *heads, None, *options, None, output_final_state, save)

@@ -105,6 +105,17 @@ def test_C02_import_needs_no_gpu_and_no_compiler():
     assert run_python(code, PYTHONPATH=str(PACKAGE.parent), **nothing).splitlines() == ["True", "[]"]
 
 
+def test_C02_import_needs_nothing_private_of_torch():
+    code = """
+        import torch
+        del torch._subclasses.fake_tensor.unset_fake_temporarily
+        import flash_qla
+        x = torch.zeros(1, 4, 1, 16)
+        print(flash_qla.chunk_gated_delta_rule(x, x, x, None, None)[0].shape)
+    """
+    assert run_python(code, PYTHONPATH=str(PACKAGE.parent)) == "torch.Size([1, 4, 1, 16])\n"
+
+
 def test_C02_import_is_found_by_name_alone():
     code = "import importlib.util, sys; print(importlib.util.find_spec('flash_qla') is not None, 'torch' in sys.modules)"
     assert run_python(code, PYTHONPATH=str(PACKAGE.parent)) == "True False\n"
