@@ -305,7 +305,7 @@ class Caller {
     t.inputs = inputs(p);
     t.states = states(p, 3);
     t.o = output(p.dtype, {p.batch, p.tokens, p.heads_v, p.dim_v});
-    if (pick(0, 1) != 0 && p.tokens >= 0 && p.tokens < 300) {
+    if (pick(0, 1) != 0 && p.tokens >= 0 && p.tokens < 300 && p.batch >= 0 && p.batch < 300) {
       const std::int64_t rows = pick(0, 1) != 0 ? p.batch * p.tokens : pick(0, 40);
       t.token_states = state(p, rows, float_type());
       if (t.states.final_state.present() && one_in(8)) t.token_states = t.states.final_state;
