@@ -73,6 +73,11 @@ struct BackwardKernel {
   std::uint64_t saved_layout;  // of what the forward saved, as these kernels read it
 };
 
+namespace avx512 {
+/// What cpu-avx512bf16 leaves to f32.
+extern const BackwardKernel kBackwardItems;
+}  // namespace avx512
+
 std::size_t chunk_backward_workspace(const ChunkBackward& descriptor, int threads, const BackwardKernel& kernel);
 void chunk_backward(const ChunkBackwardArguments& arguments, std::byte* workspace, const Parallel& parallel,
                     const BackwardKernel& kernel);

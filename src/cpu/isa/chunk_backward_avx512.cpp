@@ -13,6 +13,8 @@
 
 #include "cpu/kernels/chunk_backward_all.inl"
 
+const BackwardKernel kBackwardItems = kBackwardKernel<F32Dot>;
+
 const ChunkBackwardOperation kChunkBackward{refuse_f64<ChunkBackward>, backward_workspace<F32Dot>, run_backward<F32Dot>};
 
 #include "cpu/simd/avx512_end.inc"

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string>
 
-#include "common/environment.hpp"
 #include "cpu/chunk_backward.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/refusal.hpp"
@@ -16,36 +15,40 @@
 
 #include "cpu/kernels/fixed_point.inl"
 
+#include "cpu/kernels/reflection.inl"
+
 #include "cpu/kernels/chunk_backward_bf16.inl"
 
 namespace {
 
-/// What goes through f32. Narrow heads: a sum of few rounded products keeps their error, and packing costs more than the dot
-/// products save. L2 normalisation inside: normalised rows, unlike the caller's, are not exact in bf16, and over a few tokens the
-/// gradients of the gate and of beta then leave their bounds.
-bool needs_f32(const Problem& problem) { return problem.qk_l2norm || problem.dim_k < 64 || problem.dim_v < 64; }
-
-/// Only by name: with beta |k|^2 near 2, or keys that repeat, the bf16 states and updates leave gradients outside of their bounds
-/// (docs/numerics.md).
-std::string refuse_unless_named(const ChunkBackward& descriptor) {
-  if (environment::forced_implementation() != "cpu-avx512bf16")
-    return "its gradients are too coarse for large beta and for keys that repeat; FLASHQLA_IMPL=cpu-avx512bf16 takes it "
-           "nevertheless";
-  return refuse_all_but_bf16(descriptor);
+/// Narrow heads go through f32: a sum of few rounded products keeps their error, and packing costs more than the dot products
+/// save.
+bool needs_f32(const BackwardItem& item) {
+  const Problem& problem = item.arguments.inputs.problem;
+  return problem.dim_k < 64 || problem.dim_v < 64 || reflects(item);
 }
 
+std::size_t scratch_bytes(const BackwardShape& shape) {
+  return std::max(backward_scratch_bytes<Bf16Dot>(shape), avx512::kBackwardItems.scratch_bytes(shape));
+}
+
+void run_item(const BackwardItem& item) {
+  if (!needs_f32(item) && backward_item<Bf16Dot>(item)) return;
+  avx512::kBackwardItems.run(item);
+}
+
+constexpr BackwardKernel kItems{scratch_bytes, run_item, kBackwardKernel<Bf16Dot>.saved_layout};
+
 std::size_t workspace(const ChunkBackward& descriptor, int threads) {
-  return needs_f32(descriptor.problem) ? avx512::kChunkBackward.workspace_bytes(descriptor, threads)
-                                       : backward_workspace<Bf16Dot>(descriptor, threads);
+  return chunk_backward_workspace(descriptor, threads, kItems);
 }
 
 void run(const ChunkBackwardArguments& arguments, std::byte* memory, const Parallel& parallel) {
-  needs_f32(arguments.inputs.problem) ? avx512::kChunkBackward.run(arguments, memory, parallel)
-                                      : run_backward<Bf16Dot>(arguments, memory, parallel);
+  chunk_backward(arguments, memory, parallel, kItems);
 }
 
 }  // namespace
 
-const ChunkBackwardOperation kChunkBackward{refuse_unless_named, workspace, run};
+const ChunkBackwardOperation kChunkBackward{refuse_all_but_bf16<ChunkBackward>, workspace, run};
 
 #include "cpu/simd/avx512bf16_end.inc"

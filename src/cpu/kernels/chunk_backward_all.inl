@@ -21,10 +21,15 @@
 
 #include "cpu/kernels/chunk_backward_reverse.inl"
 
+#include "cpu/kernels/chunk_backward_rows.inl"
+
+#include "cpu/kernels/chunk_backward_check.inl"
+
 #include "cpu/kernels/chunk_backward.inl"
 
 template <class Dot>
-inline constexpr BackwardKernel kBackwardKernel{backward_scratch_bytes<Dot>, backward_item<Dot>, kWidth};
+inline constexpr BackwardKernel kBackwardKernel{
+    backward_scratch_bytes<Dot>, [](const BackwardItem& item) { static_cast<void>(backward_item<Dot>(item)); }, kWidth};
 
 template <class Dot>
 inline std::size_t backward_workspace(const ChunkBackward& descriptor, int threads) {

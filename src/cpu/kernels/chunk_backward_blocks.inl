@@ -162,8 +162,7 @@ struct Packing;
 template <>
 struct Packing<F32Dot> {
   static constexpr bool kCopies = false;
-  /// Rows of a block to rows of words, `to` at the block's first row.
-  static FLASHQLA_INLINE void rows(const Block& c, float* to, std::int64_t stride) { store_block(to, stride, c); }
+  using TokenDot = F32Dot;  // of products with q and k
 };
 
 /// Takes pieces of the scratch; with a null base only counts them.
@@ -183,19 +182,65 @@ class ScratchCursor {
   std::size_t used_ = 0;
 };
 
+/// A panel as the B operand of a product with q or k.
+template <class Dot>
+struct TokenOperand {
+  float* rows;
+  typename Dot::B* words;  // the rows themselves, or a copy
+  float* worth;            // [kPanel]: what one is worth in the columns of a copy
+};
+
+/// Sums over the tokens of a value head: chunk_backward_check.inl.
+struct GateCheck {
+  double decay = 0.0, decay_variance = 0.0;  // d_decay^2, and the variance of its rounding
+  double beta = 0.0, beta_variance = 0.0;    // of d_beta, likewise
+};
+
+/// A state in panels, and its rows with neighbouring columns in a word, or the same array again.
+template <class Dot>
+struct StateForms {
+  float* panels;
+  typename Dot::B* rows;
+};
+
 /// What the value heads of a group share, for one chunk. Every product takes q and k from `xt` or the packed copies.
 template <class Dot>
 struct GroupChunk {
   using Word = typename Dot::B;
-  float* xt;        // lanes [K][Q | K], normalised; not there if the words are copies
-  Word* xt_words;   // the same with neighbours along K in a word; copies are there while a chunk is prepared
+  float* xt;       // lanes [K][Q | K], normalised; not there if the words are copies
+  Word* xt_words;  // the same with neighbours along K in a word; copies are there while a chunk is prepared
+  // Copies of these are int16, scaled per token, without L2 normalisation; `unscale` takes the first back and puts in the second.
   Word* x_words;    // the same with neighbouring tokens in a word
-  Word* key_words;  // the right half of xt_words, or its copy as multiply_state takes it
-  float* unscale;   // [token]: what multiply_state multiplies by, if that is a copy
+  Word* key_words;  // the right half of xt_words
+  float* unscale;   // [Q | K token]
+  float* squares;   // [Q | K token]: |q|^2 or |k|^2, after L2 normalisation, if the words are copies
+  float* norms;     // [Q | K token]: with L2 normalisation, the factor of a row that copies do not have
   float* gram;      // [token j][Q | K token i]: k_j.q_i and k_j.k_i
   float* gradient;  // lanes [K][dQ | dK], summed over the group
   float* solve;     // [token j][token i] of the current value head, see prepare_solve
   float* solve_far;
+
+  /// `first`: the chunk, if another, whose xt_words are used again where they are copies.
+  void take(const BackwardShape& shape, ScratchCursor& cursor, const GroupChunk* first) {
+    if constexpr (Packing<Dot>::kCopies) {
+      const std::int64_t rows = (shape.padded_k + 2 * kWidth - 1) / (2 * kWidth) * kWidth;
+      xt = nullptr;
+      xt_words = first == nullptr ? cursor.take<Word>(rows * kBoth) : first->xt_words;
+      x_words = cursor.take<Word>(shape.padded_k * kBoth / Dot::kPair);
+      key_words = cursor.take<Word>(rows * kTokens);
+      unscale = cursor.take<float>(kBoth);
+      norms = cursor.take<float>(kBoth);
+      squares = cursor.take<float>(kBoth);
+    } else {
+      xt = xt_words = x_words = cursor.take<float>(shape.padded_k * kBoth);
+      key_words = xt + kTokens;
+      unscale = norms = squares = nullptr;
+    }
+    gram = cursor.take<float>(kTokens * kBoth);
+    gradient = cursor.take<float>(shape.padded_k * kBoth);
+    solve = cursor.take<float>(kTokens * kTokens);
+    solve_far = cursor.take<float>(kTokens * kTokens);
+  }
 };
 
 /// All else that a thread needs, for one value head at a time. Sizes in docs/design/cpu_backward.md.
@@ -204,81 +249,96 @@ struct BackwardScratch {
   using Word = typename Dot::B;
   static constexpr int kMostChunks = 8;
   GroupChunk<Dot> chunks[kMostChunks];
-  Gates* gates;        // of each chunk of the segment
-  float* rows;         // [tokens][row_k]: q or k on their way to xt
-  float* states;       // before chunks 1 .. n - 1 of the segment
-  float* d_states[2];  // after and before the current chunk, in turn
-  float* errors;       // of each chunk of the segment, unless the stash has them
+  Gates* gates;                 // of each chunk of the segment
+  float* rows;                  // [tokens][row_k]: q or k on their way to xt
+  float* states;                // before chunks 1 .. n - 1 of the segment; not there if state_rows are copies
+  Word* state_rows;             // before every chunk, with neighbouring columns in a word, if these are copies
+  float* state_worth;           // [chunk][V]: what one is worth in the columns of these
+  float* state_squares;         // [chunk][panel]: sums of the squares of these
+  GateCheck* gate_checks;       // of each value head of the group
+  StateForms<Dot> d_states[2];  // after and before the current chunk, in turn; copies of rows share the panels
+  float* errors;                // of each chunk of the segment, unless the stash has them
   float* state_panel;
-  Word* state_words;   // a panel of a state with neighbouring rows in a word
-  float* state_worth;  // [kPanel]: what one is worth in its columns, if that is a copy
-  Word* state_rows;    // a state with neighbouring columns in a word
+  TokenOperand<Dot> state_words;  // a panel of a state
   // Of one panel:
-  float* panel;    // [tokens]
-  Word* weighted;  // [tokens]: rest beta e
-  float* d_o;      // [tokens]
-  Word* y;         // [dOg; dU]
+  float* panel;                // [tokens]
+  TokenOperand<Dot> weighted;  // [tokens]: rest beta e
+  float* d_o;                  // [tokens]
+  TokenOperand<Dot> y;         // [dOg; dU]
   // Of all of V:
-  float* zt;       // lanes, a block of them after another: [lane block][V][dO | D]
-  Word* zt_words;  // the same with neighbours along V in a word
-  float* et;       // lanes [V][e]
+  float* zt;                     // lanes, a block of them after another: [lane block][V][dO | D]
+  Word* zt_words;                // the same with neighbours along V in a word; copies are of state_worth zt
+  float *zt_worth, *zt_squares;  // [lane block][dO | D]: as TokenOperand::worth; sums of squares over V
+  float* et;                     // lanes [V][e]
   Word* et_words;
   // [token j][token i]:
   float* rt;  // [dP | dKK]
   Word* rt_words;
-  float* r;  // [dP; dKK token i][token j]
+  float *rt_worth, *r_worth;  // [kBoth], [kTokens]: as TokenOperand::worth
+  float* r;                   // [dP; dKK token i][token j]
   Word* r_words;
   float* flow;                              // gradient of log Gam_ij
   float *between, *reverse_solve, *scores;  // see prepare_reverse
   float *between_far, *reverse_solve_far, *scores_far;
   float *beta_sums, *write_sums;  // [token][kWidth]: partial sums of D.e and of rest (k dS').e
+  float* write_squares;           // likewise: of the squares of rest e times what one is worth in a copy of dS'
 
   BackwardScratch(const BackwardShape& shape, std::byte* base, std::size_t* used = nullptr) {
     ScratchCursor cursor(base);
     const std::int64_t pair = Dot::kPair, square = kTokens * kTokens, panel_state = shape.padded_k * kPanel;
+    const auto operand = [&](std::int64_t rows) {
+      TokenOperand<Dot> made;
+      made.rows = cursor.take<float>(rows * kPanel);
+      made.words = reinterpret_cast<Word*>(made.rows);
+      made.worth = nullptr;
+      if constexpr (Packing<Dot>::kCopies) {
+        made.words = cursor.take<Word>(rows / pair * kPanel);
+        made.worth = cursor.take<float>(kPanel);
+      }
+      return made;
+    };
     const auto copy = [&](float* original, std::int64_t words) {
       return Packing<Dot>::kCopies ? cursor.take<Word>(words) : reinterpret_cast<Word*>(original);
     };
-    for (std::int64_t i = 0; i < shape.chunks_per_segment; ++i) {
-      GroupChunk<Dot>& chunk = chunks[i];
-      if constexpr (Packing<Dot>::kCopies) {
-        const std::int64_t rows = (shape.padded_k + 2 * kWidth - 1) / (2 * kWidth) * kWidth;
-        chunk.xt = nullptr;
-        chunk.xt_words = i == 0 ? cursor.take<Word>(rows * kBoth) : chunks[0].xt_words;
-        chunk.x_words = cursor.take<Word>(shape.padded_k * kBoth / pair);
-        chunk.key_words = cursor.take<Word>(rows * kTokens);
-        chunk.unscale = cursor.take<float>(kTokens);
-      } else {
-        chunk.xt = chunk.xt_words = chunk.x_words = cursor.take<float>(shape.padded_k * kBoth);
-        chunk.key_words = chunk.xt + kTokens;
-        chunk.unscale = nullptr;
-      }
-      chunk.gram = cursor.take<float>(kTokens * kBoth);
-      chunk.gradient = cursor.take<float>(shape.padded_k * kBoth);
-      chunk.solve = cursor.take<float>(square);
-      chunk.solve_far = cursor.take<float>(square);
-    }
+    for (std::int64_t i = 0; i < shape.chunks_per_segment; ++i) chunks[i].take(shape, cursor, i == 0 ? nullptr : chunks);
     gates = cursor.take<Gates>(shape.chunks_per_segment);
-    rows = cursor.take<float>(kTokens * shape.row_k);
-    states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
-    for (float*& d_state : d_states) d_state = cursor.take<float>(shape.state());
+    if constexpr (Packing<Dot>::kCopies) {
+      rows = states = nullptr;
+      state_rows = cursor.take<Word>(shape.chunks_per_segment * shape.state() / pair);
+      state_worth = cursor.take<float>(shape.chunks_per_segment * shape.padded_v);
+      state_squares = cursor.take<float>(shape.chunks_per_segment * shape.padded_v / kPanel);
+      gate_checks = cursor.take<GateCheck>(shape.group);
+      d_states[0].panels = d_states[1].panels = cursor.take<float>(shape.state());
+      for (StateForms<Dot>& d_state : d_states) d_state.rows = cursor.take<Word>(shape.state() / pair);
+    } else {
+      rows = cursor.take<float>(kTokens * shape.row_k);
+      states = cursor.take<float>((shape.chunks_per_segment - 1) * shape.state());
+      state_rows = nullptr;
+      state_worth = state_squares = nullptr;
+      gate_checks = nullptr;
+      for (StateForms<Dot>& d_state : d_states) d_state.panels = d_state.rows = cursor.take<float>(shape.state());
+    }
     errors = cursor.take<float>(shape.errors_kept ? 0 : shape.chunks_per_segment * shape.errors());
     state_panel = cursor.take<float>(panel_state);
-    state_words = copy(nullptr, panel_state / pair);
-    state_worth = cursor.take<float>(kPanel);
-    state_rows = copy(nullptr, shape.state() / pair);
+    state_words.rows = nullptr;
+    state_words.words = copy(nullptr, panel_state / pair);
+    state_words.worth = cursor.take<float>(kPanel);
     panel = cursor.take<float>(kTokens * kPanel);
-    weighted = cursor.take<Word>(kTokens * kPanel);
+    weighted = operand(kTokens);
     d_o = cursor.take<float>(kTokens * kPanel);
-    y = cursor.take<Word>(kBoth * kPanel);
+    y = operand(kBoth);
     zt = cursor.take<float>(shape.padded_v * kBoth);
     zt_words = copy(zt, shape.padded_v / pair * kBoth);
+    zt_worth = cursor.take<float>(kBoth);
+    zt_squares = cursor.take<float>(kBoth);
     et = cursor.take<float>(shape.padded_v * kTokens);
     et_words = copy(et, shape.padded_v / pair * kTokens);
     rt = cursor.take<float>(kTokens * kBoth);
     rt_words = copy(rt, kTokens / pair * kBoth);
     r = cursor.take<float>(kBoth * kTokens);
     r_words = copy(r, kBoth / pair * kTokens);
+    rt_worth = cursor.take<float>(kBoth);
+    r_worth = cursor.take<float>(kTokens);
     flow = cursor.take<float>(square);
     between = cursor.take<float>(square);
     reverse_solve = cursor.take<float>(square);
@@ -288,6 +348,7 @@ struct BackwardScratch {
     scores_far = cursor.take<float>(square);
     beta_sums = cursor.take<float>(kTokens * kWidth);
     write_sums = cursor.take<float>(kTokens * kWidth);
+    write_squares = cursor.take<float>(Packing<Dot>::kCopies ? kTokens * kWidth : 0);
     if (used != nullptr) *used = cursor.used();
   }
 };

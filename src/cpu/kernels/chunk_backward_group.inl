@@ -53,6 +53,14 @@ struct BackwardRun {
     if (!shape.saved || segment == 0) return stashed_state(member, segment);
     return arguments.saved + saved.state_at(row(), segment, head_v(member));
   }
+  /// The state before a chunk of the segment, as readers of its rows take it.
+  const typename Dot::B* state_rows(std::int64_t member, std::int64_t segment, std::int64_t in_segment) const {
+    if constexpr (Packing<Dot>::kCopies) {
+      return scratch.state_rows + in_segment * shape.state() / Dot::kPair;
+    } else {
+      return in_segment == 0 ? state_before(member, segment) : scratch.states + (in_segment - 1) * shape.state();
+    }
+  }
   /// Errors of a chunk that the forward saved.
   const float* saved_errors(std::int64_t member, std::int64_t position, std::int64_t tokens) const {
     return arguments.saved + saved.errors_at(row() + position, tokens, head_v(member));
@@ -108,7 +116,8 @@ FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlac
   const GroupChunk<Dot>& chunk = run.scratch.chunks[place.in_segment];
   const std::int64_t row_k = run.shape.row_k, padded_k = run.shape.padded_k, head = run.item.head_qk;
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::pack_rows(view.row(run.batch, place.token, head), view.stride_token, place.tokens, run.shape, half, chunk);
+    Packing<Dot>::pack_rows(view.row(run.batch, place.token, head), view.stride_token, place.tokens, run.shape, run.norm_eps(),
+                            half, chunk);
     return;
   }
   for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -123,13 +132,39 @@ FLASHQLA_NOINLINE void prepare_rows(const BackwardRun<Dot>& run, const ChunkPlac
   transpose_matrix(run.scratch.rows, kTokens, padded_k, row_k, chunk.xt + half * kTokens, kBoth);
 }
 
+/// A row of a panel of state rows as f32, but for state_worth: vector j.
+template <class Dot>
+FLASHQLA_INLINE Vec load_state_row(const typename Dot::B* row, int j) {
+  if constexpr (Packing<Dot>::kCopies) {
+    return Packing<Dot>::load_token_words(row + j * kWidth / Dot::kPair);
+  } else {
+    return load(row + j * kWidth);
+  }
+}
+
 /// Lane block l of row k of the lanes of q (half 0) or k (half 1).
 template <class Dot>
 FLASHQLA_INLINE Vec load_x(const GroupChunk<Dot>& chunk, std::int64_t k, std::int64_t half, std::int64_t l) {
   if constexpr (Packing<Dot>::kCopies) {
-    return Packing<Dot>::load_words(chunk.x_words + (2 * k + half) * kTokenWords<Dot> + l * kWidth / Dot::kPair);
+    const auto* x = chunk.x_words + (2 * k + half) * kTokenWords<Dot> + l * kWidth / Dot::kPair;
+    return mul(load(chunk.unscale + half * kTokens + l * kWidth), Packing<Dot>::load_token_words(x));
   } else {
     return load(chunk.xt + k * kBoth + half * kTokens + l * kWidth);
+  }
+}
+
+/// Products of rows j0 .. of k with kWidth rows of q or k each, from copies: normalised if the problem says so.
+template <class Dot>
+FLASHQLA_INLINE void normalise_products(const BackwardRun<Dot>& run, const GroupChunk<Dot>& chunk, std::int64_t j0,
+                                        std::int64_t first, std::int64_t second, Block& c) {
+  if constexpr (Packing<Dot>::kCopies) {
+    if (run.norm_eps() < 0.0) return;
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kBlock; ++r) {
+      const Vec factor = set1(chunk.norms[kTokens + j0 + r]);
+      c[r][0] = mul(mul(factor, load(chunk.norms + first)), c[r][0]);
+      c[r][1] = mul(mul(factor, load(chunk.norms + second)), c[r][1]);
+    }
   }
 }
 
@@ -143,6 +178,7 @@ FLASHQLA_NOINLINE void prepare_gram(const BackwardRun<Dot>& run, const ChunkPlac
       clear(c);
       multiply<Dot, 2, kTokens>(operands<Dot>(chunk.xt_words + kTokens + j0, 1, kBoth, chunk.xt_words + l * kWidth, kBoth),
                                 run.steps_k, c);
+      normalise_products(run, chunk, j0, l * kWidth, kTokens + l * kWidth, c);
       FLASHQLA_UNROLL
       for (int r = 0; r < kBlock; ++r) {
         store(chunk.gram + (j0 + r) * kBoth + l * kWidth, c[r][0]);
@@ -162,6 +198,7 @@ FLASHQLA_NOINLINE void prepare_key_gram(const BackwardRun<Dot>& run, const Chunk
       Block c;
       clear(c);
       multiply<Dot, 2>(operands<Dot>(keys + j0, 1, kBoth, keys + l * kWidth, kBoth), run.steps_k, c);
+      normalise_products(run, chunk, j0, kTokens + l * kWidth, kTokens + (l + 1) * kWidth, c);
       store_block(chunk.gram + j0 * kBoth + kTokens + l * kWidth, kBoth, c);
     }
   }

@@ -81,12 +81,12 @@ FLASHQLA_NOINLINE void prepare_d_o(const BackwardRun<Dot>& run, const ChunkPlace
     store_block(scratch.d_o + t0 * kPanel, kPanel, c);
     FLASHQLA_UNROLL
     for (int r = 0; r < kBlock; ++r) {
-      const Vec factor = set1(scale * gates.decay[t0 + r]);
+      const Vec factor = set1(unscaled(scratch.chunks[place.in_segment], t0 + r, scale * gates.decay[t0 + r]));
       FLASHQLA_UNROLL
       for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
     }
     if (gates.far) scale_again(gates.decay_again + t0, c);
-    Packing<Dot>::rows(c, scratch.y + t0 / Dot::kPair * kPanel, kPanel);
+    store_block(scratch.y.rows + t0 * kPanel, kPanel, c);
   }
   transpose_to_zt(run, scratch.d_o, p, 0);
 }
@@ -142,12 +142,12 @@ FLASHQLA_INLINE void finish_d(const BackwardRun<Dot>& run, const ChunkPlace& pla
   }
   FLASHQLA_UNROLL
   for (int r = 0; r < kBlock; ++r) {
-    const Vec factor = set1(-gates.decay[t0 + r]);
+    const Vec factor = set1(unscaled(scratch.chunks[place.in_segment], kTokens + t0 + r, -gates.decay[t0 + r]));
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) c[r][j] = mul(factor, c[r][j]);
   }
   if (gates.far) scale_again(gates.decay_again + t0, c);
-  Packing<Dot>::rows(c, scratch.y + (kTokens + t0) / Dot::kPair * kPanel, kPanel);
+  store_block(scratch.y.rows + (kTokens + t0) * kPanel, kPanel, c);
 }
 
 /// Of panel p: D, and from it d_v, dbeta, the lower half of y and the right half of zt; et.
@@ -158,6 +158,9 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
   const BackwardScratch<Dot>& scratch = run.scratch;
   const bool zero_state = run.next_d_state_is_zero(place);
   const Word* words = zero_state ? nullptr : panel_as_words(run, d_state);
+  if (Packing<Dot>::kCopies && zero_state) {
+    for (int j = 0; j < kColumns; ++j) store(scratch.state_words.worth + j * kWidth, zero());
+  }
   float* panel = scratch.panel;
   for (std::int64_t t0 = kTokens - kBlock; t0 >= 0; t0 -= kBlock) {
     Block d;
@@ -170,13 +173,22 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
         const Vec rest = set1(gates.rest[t0 + r]);
         const float* e = errors + (t0 + r) * kPanel;
         float* sums = scratch.write_sums + (t0 + r) * kWidth;
-        Vec sum = p == 0 ? zero() : load(sums);
+        Vec sum = p == 0 ? zero() : load(sums), squares = zero();
         FLASHQLA_UNROLL
         for (int j = 0; j < kColumns; ++j) {
-          sum = fmadd(d[r][j], mul(rest, load(e + j * kWidth)), sum);  // rest d alone may be too small where e is large
+          const Vec written = mul(rest, load(e + j * kWidth));
+          sum = fmadd(d[r][j], written, sum);  // rest d alone may be too small where e is large
           d[r][j] = mul(rest, d[r][j]);
+          if constexpr (Packing<Dot>::kCopies) {
+            const Vec rounded = mul(load(scratch.state_words.worth + j * kWidth), written);
+            squares = fmadd(rounded, rounded, squares);
+          }
         }
         store(sums, sum);
+        if constexpr (Packing<Dot>::kCopies) {
+          float* to = scratch.write_squares + (t0 + r) * kWidth;
+          store(to, p == 0 ? squares : add(load(to), squares));
+        }
       }
       if (gates.far) {
         store_block(panel + t0 * kPanel, kPanel, d);
@@ -197,6 +209,7 @@ FLASHQLA_NOINLINE void solve_d(const BackwardRun<Dot>& run, const ChunkPlace& pl
     prefetch_step(run);
   }
   transpose_to_zt(run, panel, p, 1);
+  finish_operand(scratch.y.rows, kBoth, scratch.y);
   transpose_matrix(errors, kTokens, kPanel, kPanel, scratch.et + p * kPanel * kTokens, kTokens);
 }
 
@@ -241,136 +254,49 @@ FLASHQLA_NOINLINE void multiply_errors(const BackwardRun<Dot>& run, const ChunkP
     }
   }
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_pairs(scratch.rt, kTokens, kBoth, kBoth, scratch.rt_words, kBoth);
-    Packing<Dot>::row_pairs(scratch.r, kBoth, kTokens, kTokens, scratch.r_words, kTokens);
+    Packing<Dot>::fix_token_products(scratch, scratch.chunks[place.in_segment].unscale);
     for (std::int64_t l = 0; l < kLaneBlocks; ++l) {
       const std::int64_t at = l * run.shape.padded_v * kPanel;
-      Packing<Dot>::row_pairs(scratch.zt + at, run.panels * kPanel, kPanel, kPanel, scratch.zt_words + at / Dot::kPair, kPanel);
+      Packing<Dot>::fix_panel(scratch.zt + at, scratch.state_worth + place.in_segment * run.shape.padded_v,
+                              run.panels * kPanel / 2, scratch.zt_words + at / Dot::kPair, scratch.zt_worth + l * kPanel,
+                              scratch.zt_squares + l * kPanel);
     }
     Packing<Dot>::row_pairs(scratch.et, run.panels * kPanel, kTokens, kTokens, scratch.et_words, kTokens);
   }
 }
 
-/// Adds to (or, from the first member of the group, becomes) the gradient of the rows.
-FLASHQLA_INLINE void add_gradient(float* to, std::int64_t member, Vec a) { store(to, member == 0 ? a : add(load(to), a)); }
+/// total_again <dS', S> so far, and the variance of what the rounding of S does to it in units of kFixedVariance.
+struct StateDot {
+  double sum = 0.0, rounded = 0.0;
+};
 
-/// What the tokens get as readers of the state: dQ, and dU S^T + dKK K of dK. rows_dot_i: the part of dg that token i brings.
+/// A panel of dS before the chunk into `to` (which may be d_state) and `rows`. Adds to `state_dot`.
 template <class Dot>
-FLASHQLA_NOINLINE void reader_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                                        std::int64_t member, const typename Dot::B* state, float* rows_dot) {
-  const BackwardScratch<Dot>& scratch = run.scratch;
-  const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
-  const Vec scale = set1(static_cast<float>(run.inputs.scale));
-  const bool zero_state = run.state_is_zero(place);
-  for (std::int64_t l = 0; l < kLaneBlocks; ++l) {  // outermost: a lane block of zt stays in the first-level cache
-    const auto* z = scratch.zt_words + l * run.shape.padded_v / Dot::kPair * kPanel;
-    const Vec decay = load(gates.decay + l * kWidth);
-    const Vec factor_q = mul(scale, decay), factor_k = mul(sub(zero(), decay), load(gates.beta + l * kWidth));
-    for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-      Rows<kRows> c;
-      clear(c);
-      for (std::int64_t p = 0; p < run.panels; ++p) {
-        if (!zero_state)
-          multiply<Dot, 2>(operands<Dot>(state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                         z + p * kPanelWords<Dot> * kPanel, kPanel),
-                           kPanelWords<Dot>, c);
-        prefetch_step(run);
-      }
-      if (gates.far) scale_columns({load(gates.decay_again + l * kWidth), load(gates.decay_again + l * kWidth)}, c);
-      Vec dot = load(rows_dot + l * kWidth);
-      FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        c[r][0] = mul(factor_q, c[r][0]);
-        c[r][1] = mul(factor_k, c[r][1]);
-        dot = fmadd(load_x(chunk, k0 + r, 0, l), c[r][0], fmadd(load_x(chunk, k0 + r, 1, l), c[r][1], dot));
-      }
-      store(rows_dot + l * kWidth, dot);
-      multiply<Dot, 2, kTokens>(operands<Dot>(chunk.x_words + (2 * k0 + 1) * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1,
-                                              scratch.rt_words + l * kWidth, kBoth),
-                                (l + 1) * kWidth / Dot::kPair, c);
-      FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        float* to = chunk.gradient + (k0 + r) * kBoth + l * kWidth;
-        add_gradient(to, member, c[r][0]);
-        add_gradient(to + kTokens, member, c[r][1]);
-      }
-    });
-  }
-}
-
-/// What the tokens get as writers: Z + dP^T Q + dKK^T K of dK.
-template <class Dot>
-FLASHQLA_NOINLINE void writer_gradients(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                                        const typename Dot::B* d_state) {
-  const BackwardScratch<Dot>& scratch = run.scratch;
-  const GroupChunk<Dot>& chunk = scratch.chunks[place.in_segment];
-  constexpr std::int64_t kHalf = kTokenWords<Dot>;  // words of Q in a row of x, rows of words of dP in r
-  const bool zero_state = run.next_d_state_is_zero(place);
-  for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-    for (std::int64_t l = 0; l < kLaneBlocks; l += kColumns) {
-      Rows<kRows> c;
-      clear(c);
-      for (std::int64_t p = 0; p < run.panels; ++p) {
-        if (!zero_state)
-          multiply<Dot, 2>(operands<Dot>(d_state + (p * run.shape.padded_k + k0) * kPanelWords<Dot>, kPanelWords<Dot>, 1,
-                                         scratch.et_words + p * kPanelWords<Dot> * kTokens + l * kWidth, kTokens),
-                           kPanelWords<Dot>, c);
-        prefetch_step(run);
-      }
-      const float* again = gates.rest_again + l * kWidth;
-      if (gates.far) scale_columns({load(again), load(again + kWidth)}, c);
-      FLASHQLA_UNROLL
-      for (int j = 0; j < kColumns; ++j) {
-        const std::int64_t at = (l + j) * kWidth;
-        const Vec factor = mul(load(gates.rest + at), load(gates.beta + at));
-        FLASHQLA_UNROLL
-        for (int r = 0; r < kRows; ++r) c[r][j] = mul(factor, c[r][j]);
-      }
-      for (std::int64_t half = 0; half < 2; ++half) {  // rows i of the first lane block reach its columns j only
-        const auto* x = chunk.x_words + (2 * k0 + half) * kHalf;
-        const auto* r = scratch.r_words + half * kHalf * kTokens + l * kWidth;
-        const std::int64_t first = l * kWidth / Dot::kPair, second = (l + 1) * kWidth / Dot::kPair;
-        multiply<Dot, 1>(operands<Dot>(x + first, 2 * kHalf, 1, r + first * kTokens, kTokens), second - first, c);
-        multiply<Dot, 2>(operands<Dot>(x + second, 2 * kHalf, 1, r + second * kTokens, kTokens), kHalf - second, c);
-      }
-      FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        float* to = chunk.gradient + (k0 + r) * kBoth + kTokens + l * kWidth;
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) add_gradient(to + j * kWidth, 1, c[r][j]);
-      }
-    }
-  });
-}
-
-/// A panel of dS before the chunk into `to`. Returns its part of total_again <dS', S>.
-template <class Dot>
-FLASHQLA_NOINLINE float retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates,
-                                      const float* state, const float* d_state, float* to) {
+FLASHQLA_NOINLINE void retreat_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, std::int64_t p,
+                                     const typename Dot::B* state_rows, const float* d_state, float* to, typename Dot::B* rows,
+                                     StateDot& state_dot) {
   const auto* x = run.scratch.chunks[place.in_segment].x_words;
-  const Vec total = set1(gates.total);
-  Vec dot[kColumns] = {zero(), zero()};
+  Vec dot[kColumns] = {zero(), zero()}, squares[kColumns] = {zero(), zero()};
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
-    const std::int64_t at = k0 * kPanel;
     Rows<kRows> c;
-    clear(c);
-    multiply<Dot, 2>(operands<Dot>(x + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.y, kPanel),
-                     2 * kTokenWords<Dot>, c);
-    const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
-      FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) {
-          Vec after = load(d_state + at + r * kPanel + j * kWidth);
-          if (kFar) after = mul(set1(gates.total_again), after);
-          dot[j] = fmadd(after, load(state + at + r * kPanel + j * kWidth), dot[j]);
-          c[r][j] = fmadd(total, after, c[r][j]);
-        }
-      }
-    };
-    gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();  // late: see advance_state
-    store_block(to + at, kPanel, c);
+    update_rows<Dot>(gates, x + k0 * 2 * kTokenWords<Dot>, run.scratch.y, 2 * kTokenWords<Dot>, d_state + k0 * kPanel, c,
+                     [&](int r, int j, Vec v) FLASHQLA_INLINE_LAMBDA {
+                       dot[j] = fmadd(v, load_state_row<Dot>(state_rows + (k0 + r) * kPanelWords<Dot>, j), dot[j]);
+                       if constexpr (Packing<Dot>::kCopies) squares[j] = fmadd(v, v, squares[j]);
+                     });
+    store_block(to + k0 * kPanel, kPanel, c);
+    if constexpr (Packing<Dot>::kCopies) Packing<Dot>::store_rows(c, rows + k0 * kPanelWords<Dot>);
     prefetch_step(run);
   });
-  return sum(add(dot[0], dot[1]));
+  if constexpr (Packing<Dot>::kCopies) {
+    const float* worth = run.scratch.state_worth + place.in_segment * run.shape.padded_v + p * kPanel;
+    FLASHQLA_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      const Vec unit = load(worth + j * kWidth);
+      dot[j] = mul(unit, dot[j]);
+      squares[j] = mul(mul(unit, unit), squares[j]);
+    }
+    state_dot.rounded += static_cast<double>(sum(add(squares[0], squares[1])));
+  }
+  state_dot.sum += static_cast<double>(sum(add(dot[0], dot[1])));
 }

@@ -55,65 +55,69 @@ FLASHQLA_NOINLINE void prepare_solve(const BackwardRun<Dot>& run, const ChunkPla
   }
 }
 
+/// Fills in a copy of `rows` rows.
+template <class Dot>
+FLASHQLA_INLINE void finish_operand(const float* from, std::int64_t rows, const TokenOperand<Dot>& to) {
+  if constexpr (Packing<Dot>::kCopies) Packing<Dot>::fix_panel(from, rows / 2, to.words, to.worth);
+}
+
 /// A panel of a state as the B operand of multiply_state.
 template <class Dot>
 FLASHQLA_INLINE const typename Dot::B* panel_as_words(const BackwardRun<Dot>& run, const float* panel) {
   if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::fix_panel(panel, run.steps_k, run.scratch.state_words, run.scratch.state_worth);
-    return run.scratch.state_words;
+    finish_operand(panel, 2 * run.steps_k, run.scratch.state_words);
+    return run.scratch.state_words.words;
   } else {
     return panel;
   }
 }
 
+/// A factor of token `row` of [Q | K] in the other operand of a product with x_words.
+template <class Dot>
+FLASHQLA_INLINE float unscaled(const GroupChunk<Dot>& chunk, std::int64_t row, float factor) {
+  if constexpr (Packing<Dot>::kCopies) {
+    return factor * chunk.unscale[row];
+  } else {
+    return factor;
+  }
+}
+
 /// c = K S for kBlock tokens from t0 on and a panel: `words` from panel_as_words. The errors v - k S are small where keys repeat:
-/// with S in bf16 they would be swamped, so that packed copies are in fixed point.
+/// with S in bf16 they would be swamped.
 template <class Dot>
 FLASHQLA_INLINE void multiply_state(const BackwardRun<Dot>& run, const GroupChunk<Dot>& chunk, std::int64_t t0,
                                     const typename Dot::B* words, Block& c) {
   clear(c);
-  if constexpr (Packing<Dot>::kCopies) {
-    using Fixed = typename Packing<Dot>::FixedDot;
-    multiply<Fixed, 2>(operands<Fixed>(chunk.key_words + t0, 1, kKeyWords<Dot>, words, kPanel), run.steps_k, c);
-    Packing<Dot>::unfix(chunk.unscale + t0, run.scratch.state_worth, c);
-  } else {
-    multiply<Dot, 2>(operands<Dot>(chunk.key_words + t0, 1, kKeyWords<Dot>, words, kPanel), run.steps_k, c);
-  }
-}
-
-/// A state with its columns in pairs, as an A operand.
-template <class Dot>
-FLASHQLA_INLINE const typename Dot::B* state_rows_as_words(const BackwardRun<Dot>& run, const float* state) {
-  if constexpr (Packing<Dot>::kCopies) {
-    Packing<Dot>::row_words(state, run.panels * run.shape.padded_k * kPanel, run.scratch.state_rows);
-    return run.scratch.state_rows;
-  } else {
-    return state;
-  }
+  using TokenDot = typename Packing<Dot>::TokenDot;
+  multiply<TokenDot, 2>(operands<TokenDot>(chunk.key_words + t0, 1, kKeyWords<Dot>, words, kPanel), run.steps_k, c);
+  if constexpr (Packing<Dot>::kCopies) Packing<Dot>::unfix(chunk.unscale + kTokens + t0, run.scratch.state_words.worth, c);
 }
 
 /// weighted <- rest beta e for kBlock tokens of a panel.
 template <class Dot>
-FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const Gates& gates, std::int64_t t0, const Block& e) {
+FLASHQLA_INLINE void store_weighted(const BackwardRun<Dot>& run, const GroupChunk<Dot>& chunk, const Gates& gates,
+                                    std::int64_t t0, const Block& e) {
   Block w;
   FLASHQLA_UNROLL
   for (int r = 0; r < kBlock; ++r) {
-    const Vec factor = set1(gates.rest[t0 + r] * gates.beta[t0 + r]);
+    const Vec factor = set1(unscaled(chunk, kTokens + t0 + r, gates.rest[t0 + r] * gates.beta[t0 + r]));
     FLASHQLA_UNROLL
     for (int j = 0; j < kColumns; ++j) w[r][j] = mul(factor, e[r][j]);
   }
   if (gates.far) scale_again(gates.rest_again + t0, w);
-  Packing<Dot>::rows(w, run.scratch.weighted + t0 / Dot::kPair * kPanel, kPanel);
+  store_block(run.scratch.weighted.rows + t0 * kPanel, kPanel, w);
 }
 
 /// `weighted` of a panel whose errors are known.
 template <class Dot>
-FLASHQLA_NOINLINE void weigh_errors(const BackwardRun<Dot>& run, const Gates& gates, const float* errors) {
+FLASHQLA_NOINLINE void weigh_errors(const BackwardRun<Dot>& run, const GroupChunk<Dot>& chunk, const Gates& gates,
+                                    const float* errors) {
   for (std::int64_t t0 = 0; t0 < kTokens; t0 += kBlock) {
     Block e;
     load_block(errors + t0 * kPanel, kPanel, e);
-    store_weighted(run, gates, t0, e);
+    store_weighted(run, chunk, gates, t0, e);
   }
+  finish_operand(run.scratch.weighted.rows, kTokens, run.scratch.weighted);
 }
 
 /// kBlock rows of the substitution: contributions of rows before t0 have been subtracted.
@@ -174,9 +178,38 @@ FLASHQLA_NOINLINE void solve_errors(const BackwardRun<Dot>& run, const ChunkPlac
       }
     }
     store_block(errors + t0 * kPanel, kPanel, e);
-    store_weighted(run, gates, t0, e);
+    store_weighted(run, chunk, gates, t0, e);
     prefetch_step(run);
   }
+  finish_operand(scratch.weighted.rows, kTokens, scratch.weighted);
+}
+
+/// c = total from + A B for rows of a panel, `x` being A and the words of `operand` B; calls use(r, j, v) with the vectors of
+/// `from`, after total_again. `from` comes after the product: its loads have all of it to arrive.
+template <class Dot, int kRows, class Use>
+FLASHQLA_INLINE void update_rows(const Gates& gates, const typename Dot::B* x, const TokenOperand<Dot>& operand,
+                                 std::int64_t steps, const float* from, Rows<kRows>& c, Use use) {
+  using TokenDot = typename Packing<Dot>::TokenDot;
+  clear(c);
+  multiply<TokenDot, 2>(operands<TokenDot>(x, 2 * kTokenWords<Dot>, 1, operand.words, kPanel), steps, c);
+  const Vec total = set1(gates.total);
+  const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
+    FLASHQLA_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      FLASHQLA_UNROLL
+      for (int j = 0; j < kColumns; ++j) {
+        Vec before = load(from + r * kPanel + j * kWidth);
+        if (kFar) before = mul(set1(gates.total_again), before);
+        use(r, j, before);
+        if constexpr (Packing<Dot>::kCopies) {
+          c[r][j] = fmadd(load(operand.worth + j * kWidth), Packing<Dot>::to_f32(c[r][j]), mul(total, before));
+        } else {
+          c[r][j] = fmadd(total, before, c[r][j]);
+        }
+      }
+    }
+  };
+  gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();
 }
 
 /// A panel of S' from that of S and `weighted`. `to` may be `from`.
@@ -184,25 +217,10 @@ template <class Dot>
 FLASHQLA_NOINLINE void advance_state(const BackwardRun<Dot>& run, const ChunkPlace& place, const Gates& gates, const float* from,
                                      float* to) {
   const auto* keys = run.scratch.chunks[place.in_segment].x_words + kTokenWords<Dot>;
-  const Vec total = set1(gates.total);
   for_tall_blocks(run.shape.dim_k, [&]<int kRows>(std::int64_t k0) FLASHQLA_INLINE_LAMBDA {
     Rows<kRows> c;
-    clear(c);
-    multiply<Dot, 2>(operands<Dot>(keys + k0 * 2 * kTokenWords<Dot>, 2 * kTokenWords<Dot>, 1, run.scratch.weighted, kPanel),
-                     kTokenWords<Dot>, c);
-    // The state after the product: its loads have all of it to arrive.
-    const auto add_decayed = [&]<bool kFar>() FLASHQLA_INLINE_LAMBDA {
-      FLASHQLA_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        FLASHQLA_UNROLL
-        for (int j = 0; j < kColumns; ++j) {
-          Vec before = load(from + (k0 + r) * kPanel + j * kWidth);
-          if (kFar) before = mul(set1(gates.total_again), before);
-          c[r][j] = fmadd(total, before, c[r][j]);
-        }
-      }
-    };
-    gates.far ? add_decayed.template operator()<true>() : add_decayed.template operator()<false>();
+    update_rows<Dot>(gates, keys + k0 * 2 * kTokenWords<Dot>, run.scratch.weighted, kTokenWords<Dot>, from + k0 * kPanel, c,
+                     [](int, int, Vec) FLASHQLA_INLINE_LAMBDA {});
     store_block(to + k0 * kPanel, kPanel, c);
     prefetch_step(run);
   });

@@ -18,8 +18,7 @@
 
 #include "cpu/kernels/chunk_forward.inl"
 #include "cpu/kernels/fixed_point.inl"
-
-inline constexpr float kMostBeta = 1.4f;
+#include "cpu/kernels/reflection.inl"
 
 /// Keys in fixed point, and the factor (a power of two) that takes them back.
 template <class Dot, int kTokens>
@@ -46,15 +45,9 @@ inline void prepare_fixed_keys(const ForwardScratch<Dot, kTokens>& x) {
 template <class Dot, int kTokens>
 inline void choose_precision(const ForwardScratch<Dot, kTokens>& x) {
   PackedChunk<kTokens>& packed = *x.packed;
-  float sum = 0.0f, squares = 0.0f;
-  bool stable = true;
-  for (int i = 0; i < kTokens; ++i) {
-    const float beta = x.gates->beta[i] * x.gram[i * kTokens + i];
-    stable = stable && beta >= 0.0f && beta <= 2.0f;  // false for NaN
-    sum += beta;
-    squares += beta * beta;
-  }
-  packed.precise = x.gates->far || !(stable && squares <= kMostBeta * sum);
+  Reflection reflection;
+  for (int i = 0; i < kTokens; ++i) reflection.add(x.gates->beta[i] * x.gram[i * kTokens + i]);
+  packed.precise = x.gates->far || reflection.found();
   if (!packed.precise) {
     for (int i = 0; i < kTokens; i += kWidth) store(x.write_k + i, mul(load(x.write_k + i), load(packed.unscale + i)));
   } else if (!packed.keys_in_f32) {

@@ -10,6 +10,7 @@
 
 inline constexpr float kFixedSum = 0x1p18f;            // of a column's magnitudes
 inline constexpr float kFixedMost = 32767.0f;          // of each
+inline constexpr float kFixedRowMost = 8160.0f;        // of a row, as of the largest bf16 below 2^13
 inline constexpr int kFixedRowBits = 12, kBias = 127;  // 2^12 <= largest element of a row; of the exponent of f32
 
 /// Factors, powers of two, of kWidth rows of bf16 that are given transposed as `pairs` pair rows, and what takes them back: NaN

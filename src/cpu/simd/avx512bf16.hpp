@@ -48,6 +48,10 @@ FLASHQLA_INLINE PairVec first_halves(PairVec low, PairVec high) {
 FLASHQLA_INLINE PairVec second_halves(PairVec low, PairVec high) {
   return first_halves(_mm512_srli_epi32(low, 16), _mm512_srli_epi32(high, 16));
 }
+/// kWidth numbers of int16 as f32.
+FLASHQLA_INLINE Vec load_int16(const std::int16_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
 /// The two rows of a pair row of bf16 as f32.
 FLASHQLA_INLINE Vec first_of_pair(PairVec a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 FLASHQLA_INLINE Vec second_of_pair(PairVec a) {
