@@ -13,7 +13,7 @@
 
 inline constexpr double kFixedVariance = 1.0 / 12.0;
 /// Of the root of summed variances to the root of summed squares. The errors were 3.6 times as large as that at most, 0.6 times
-/// in the median (2400 problems drawn by tests/cpp/test_bf16_gradients.cpp); the least of the bounds is 8e-3.
+/// in the median (3200 problems drawn by tests/cpp/test_bf16_gradients.cpp); the least of the bounds is 8e-3.
 inline constexpr double kMostRounding = 1.5e-3;
 
 template <class Dot>
