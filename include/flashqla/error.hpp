@@ -25,4 +25,9 @@ struct Unsupported : Error {
   using Error::Error;
 };
 
+/// CUDA refused a call.
+struct DeviceError : Error {
+  using Error::Error;
+};
+
 }  // namespace flashqla

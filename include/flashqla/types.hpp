@@ -39,6 +39,11 @@ struct Device {
   friend bool operator==(const Device&, const Device&) = default;
 };
 
+/// Where work on a CUDA device is put: a cudaStream_t; null is the device's default stream.
+struct Stream {
+  void* handle = nullptr;
+};
+
 inline constexpr int kMaxRank = 5;
 
 /// A strided view of memory that the caller owns. Strides count elements and may be zero or negative.

@@ -113,7 +113,7 @@ ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& 
   arguments.a = token_view(t.a);
   arguments.saved = static_cast<float*>(t.saved.data);
 
-  if (!checker.complete()) return arguments;
+  if (!checker.complete() || p.device.type != DeviceType::cpu) return arguments;
   check_offsets(arguments.inputs.sequences);
   check_state_indices(arguments.states, t.states, p.sequences());
   check_prefixes(arguments);
@@ -140,6 +140,12 @@ void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Wor
       checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required);
   if (arguments.saved != nullptr) SavedHead::write(arguments.saved, 0);  // for implementations that save nothing
   execute(plan, arguments, workspace, parallel);
+}
+
+void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, Stream stream) {
+  check_call(plan, workspace, DeviceType::cuda);
+  require_absent(tensors.saved, "saved", "only on the CPU");
+  launch(plan, checked(plan.descriptor, tensors, nullptr, Memory::required), workspace, stream);
 }
 
 void chunk_forward(const ChunkForward& descriptor, const ChunkForwardTensors& tensors) { plan_and_run(descriptor, tensors); }

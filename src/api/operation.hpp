@@ -23,14 +23,18 @@ Plan<Descriptor> make_plan(const Descriptor& descriptor, int threads, std::size_
   if (threads < 1 || threads > kMaxThreads) invalid("threads", "1 to " + std::to_string(kMaxThreads), std::to_string(threads));
   const detail::Implementation& chosen = detail::choose(detail::implementations(), descriptor);
   const std::size_t run_bytes = detail::operation_of(chosen, descriptor).workspace_bytes(descriptor, threads);
+  if (chosen.device != DeviceType::cpu) check_bytes = 0;  // contents of device memory are not looked at
   return {descriptor, chosen.name, run_bytes > check_bytes ? run_bytes : check_bytes, threads, &chosen};
 }
 
-/// Throws unless the plan was made by plan() and the workspace and threads serve it.
+/// Throws unless the plan was made by plan() for that kind of device and the workspace serves it.
 template <class Descriptor>
-void check_call(const Plan<Descriptor>& plan, const Workspace& workspace, const Parallel& parallel) {
+void check_call(const Plan<Descriptor>& plan, const Workspace& workspace, DeviceType device) {
   if (plan.chosen == nullptr) invalid("plan", "one that plan() made", "an empty one");
-  if (parallel.threads < 1) invalid("parallel.threads", "at least 1", std::to_string(parallel.threads));
+  if (plan.chosen->device != device) {
+    invalid("plan", device == DeviceType::cpu ? "one for the CPU, with a Parallel" : "one for a CUDA device, with a Stream",
+            device == DeviceType::cpu ? "one for a CUDA device: give run a Stream" : "one for the CPU: give run a Parallel");
+  }
   if (workspace.bytes < plan.workspace_bytes) {
     invalid("workspace", std::to_string(plan.workspace_bytes) + " bytes", std::to_string(workspace.bytes));
   }
@@ -38,6 +42,18 @@ void check_call(const Plan<Descriptor>& plan, const Workspace& workspace, const 
   if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
     invalid("workspace", "an address that is a multiple of " + std::to_string(kWorkspaceAlignment), "one that is not");
   }
+}
+
+template <class Descriptor>
+void check_call(const Plan<Descriptor>& plan, const Workspace& workspace, const Parallel& parallel) {
+  check_call(plan, workspace, DeviceType::cpu);
+  if (parallel.threads < 1) invalid("parallel.threads", "at least 1", std::to_string(parallel.threads));
+}
+
+/// Starts the work on the stream.
+template <class Descriptor, class Arguments>
+void launch(const Plan<Descriptor>& plan, const Arguments& arguments, const Workspace& workspace, Stream stream) {
+  detail::operation_of(*plan.chosen, plan.descriptor).launch(arguments, static_cast<std::byte*>(workspace.data), stream);
 }
 
 template <class Descriptor, class Arguments>

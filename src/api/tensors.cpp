@@ -103,7 +103,7 @@ HeadView<Byte> as_heads(const View& view) {
 template <class Byte, class View>
 StateView<Byte> as_state(const View& view, StateLayout layout) {
   if (!view.present()) return {};
-  return {static_cast<Byte*>(view.data), view.dtype, layout, view.strides[0], view.strides[1], view.strides[2]};
+  return {static_cast<Byte*>(view.data), view.dtype, layout, view.strides[0], view.strides[1], view.strides[2], view.sizes[0]};
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ struct StateView {
   DType dtype = DType::f32;
   StateLayout layout = StateLayout::key_value;
   std::int64_t stride_row = 0, stride_head = 0, stride_outer = 0;  // outer: K in key_value, V in value_key
+  std::int64_t rows = 0;
 
   bool present() const { return data != nullptr; }
   std::int64_t offset(std::int64_t row, std::int64_t head) const { return row * stride_row + head * stride_head; }

@@ -22,4 +22,9 @@ bool log_choices() {
 
 std::string_view state_walk() { return read("FLASHQLA_STATE_WALK"); }
 
+int cuda_shared_kb() {
+  const char* const value = std::getenv("FLASHQLA_CUDA_SHARED_KB");
+  return value == nullptr ? 0 : std::atoi(value);
+}
+
 }  // namespace flashqla::environment

@@ -17,4 +17,8 @@ bool log_choices();
 /// empty when unset.
 std::string_view state_walk();
 
+/// FLASHQLA_CUDA_SHARED_KB: CUDA kernels take no more shared memory a block than so many KB, as on a device that has no more (99:
+/// consumer cards); 0 when unset.
+int cuda_shared_kb();
+
 }  // namespace flashqla::environment

@@ -23,9 +23,10 @@ bool asked_for(std::string_view name, std::string_view forced) {
 template <class Descriptor>
 std::string refusal(const Implementation& implementation, const Descriptor& descriptor, std::string_view forced) {
   if (!asked_for(implementation.name, forced)) return "FLASHQLA_IMPL=" + std::string(forced) + " asks for another";
-  if (descriptor.problem.device.type != DeviceType::cpu) return "computes on the CPU only";
+  if (descriptor.problem.device.type != implementation.device)
+    return implementation.device == DeviceType::cpu ? "computes on the CPU only" : "computes on CUDA devices only";
   const auto& operation = operation_of(implementation, descriptor);
-  if (operation.run == nullptr) return std::string("has no ") + operation_name(descriptor);
+  if (operation.run == nullptr && operation.launch == nullptr) return std::string("has no ") + operation_name(descriptor);
   std::string missing = implementation.missing == nullptr ? std::string() : implementation.missing();
   return missing.empty() ? operation.refusal(descriptor) : missing;
 }

@@ -20,6 +20,8 @@ struct Operation {
   /// Computes. `workspace` is 64-byte aligned and as large as promised for `parallel.threads`.
   void (*run)(const Arguments&, std::byte* workspace, const Parallel& parallel) = nullptr;
   bool saves = false;  // chunk_forward: whether it leaves something for the backward
+  /// On a CUDA device, in place of run: starts the work on the stream and returns.
+  void (*launch)(const Arguments&, std::byte* workspace, Stream stream) = nullptr;
 };
 
 struct Implementation {
@@ -29,6 +31,7 @@ struct Implementation {
   Operation<ChunkForward, ChunkForwardArguments> chunk_forward;
   Operation<ChunkBackward, ChunkBackwardArguments> chunk_backward;
   Operation<RecurrentForward, RecurrentForwardArguments> recurrent_forward;
+  DeviceType device = DeviceType::cpu;
 };
 
 std::span<const Implementation* const> implementations();

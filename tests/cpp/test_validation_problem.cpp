@@ -162,6 +162,15 @@ TEST(ValidationProblem, CudaIsUnsupportedWithReasons) {
                             {"chunk_forward: no implementation takes this problem", "reference: computes on the CPU only"});
 }
 
+TEST(ValidationProblem, APlanForTheCpuTakesNoStream) {
+  Forward call;
+  const Plan<ChunkForward> made = plan(call.descriptor);
+  expect_throw<InvalidArgument>([&] { run(made, call.tensors, {}, Stream{}); },
+                                {"plan: expected one for a CUDA device, with a Stream", "got one for the CPU"});
+  expect_throw<InvalidArgument>([&] { run(Plan<ChunkForward>{}, call.tensors, {}, Stream{}); },
+                                {"plan: expected one that plan() made"});
+}
+
 TEST(ValidationProblem, NumberOfStoredStates) {
   Store store;
   ChunkForward descriptor{.problem = packed_problem(4), .stored_states = StoredStates::before_chunks};
