@@ -18,7 +18,7 @@ RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTA
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup setup-tests build build-tests test demo bench asan fuzz format lint api-reference wheel clean distclean
+.PHONY: help setup setup-tests build build-tests test cuda demo bench asan fuzz format lint api-reference wheel clean distclean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,6 +44,10 @@ test: build-tests  ## all tests: C++ (googletest), then Python (pytest)
 	@$(CTEST) --test-dir build/release --output-on-failure -j $(JOBS)
 	@$(PYTEST) -q -n $(JOBS)
 
+cuda: setup-tests  ## build the CUDA kernels, their tests and their benchmark into build/cuda (needs nvcc)
+	@$(CONFIGURE) --preset cuda
+	@$(CMAKE) --build --preset cuda -j $(JOBS)
+
 demo: build  ## train and run a small language model on real text (about three minutes on two cores)
 	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py
 
@@ -65,11 +69,11 @@ fuzz: setup  ## fuzz descriptors, tensors and offsets with libFuzzer (needs clan
 	  build/fuzz/tests/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -max_len=512 -len_control=0 -print_funcs=0; done
 
 format: setup  ## format the C++ and Python sources in place
-	@git ls-files -z '*.cpp' '*.hpp' '*.inl' | xargs -0 -r $(VENV)/clang-format -i
+	@git ls-files -z '*.cpp' '*.hpp' '*.inl' '*.cu' '*.cuh' | xargs -0 -r $(VENV)/clang-format -i
 	@$(VENV)/ruff format -q . && $(VENV)/ruff check -q --fix .
 
 lint: setup  ## check formatting, layering, and that every header compiles alone
-	@git ls-files -z '*.cpp' '*.hpp' '*.inl' | xargs -0 -r $(VENV)/clang-format --dry-run --Werror
+	@git ls-files -z '*.cpp' '*.hpp' '*.inl' '*.cu' '*.cuh' | xargs -0 -r $(VENV)/clang-format --dry-run --Werror
 	@$(VENV)/ruff format -q --check . && $(VENV)/ruff check -q .
 	@$(VENV)/python tools/check_layers.py
 	@$(VENV)/python tools/check_headers.py -j $(JOBS) --torch

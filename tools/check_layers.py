@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks rules of the tree that no compiler checks: who may include whom, sizes of files and functions, forbidden text.
 
-    bindings/torch -> include/flashqla <- src/api -> src/dispatch -> { src/cpu, src/reference } -> src/common
+    bindings/torch -> include/flashqla <- src/api -> src/dispatch -> { src/cpu, src/cuda, src/reference } -> src/common
+    inside src/cuda: kernels -> { block -> tile -> ptx, views, host }
 
 An arrow means "may include". An implementation may also see src/dispatch/implementation.hpp, the shape of its row in the table.
 Prints one line a violation and exits with 1 if there is any.
@@ -16,7 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
-CPP = {".hpp", ".cpp", ".inl"}
+CPP = {".hpp", ".cpp", ".inl", ".cuh", ".cu"}
 
 # Folder -> what its files may include, as prefixes of the include path. The first match counts. Headers of the standard library
 # (no slash in their name) are allowed everywhere.
@@ -29,7 +30,13 @@ ALLOWED = [
     ("src/cpu/simd/", PUBLIC + ("common/", "cpu/simd/")),
     ("src/cpu/kernels/", IMPLEMENTATION + ("cpu/simd/", "cpu/kernels/", "cpu/")),
     ("src/cpu/", IMPLEMENTATION + ("cpu/",)),
-    ("src/dispatch/", PUBLIC + ("common/", "dispatch/", "cpu/", "reference/")),
+    ("src/cuda/ptx/", ("cuda/ptx/",)),
+    ("src/cuda/tile/", ("cuda/ptx/", "cuda/tile/")),
+    ("src/cuda/views/", PUBLIC + ("cuda/ptx/", "cuda/views/")),
+    ("src/cuda/block/", PUBLIC + ("cuda/ptx/", "cuda/tile/", "cuda/views/", "cuda/block/")),
+    ("src/cuda/host/", PUBLIC + ("common/", "cuda/views/", "cuda/host/")),
+    ("src/cuda/", IMPLEMENTATION + ("cuda/",)),
+    ("src/dispatch/", PUBLIC + ("common/", "dispatch/", "cpu/", "cuda/", "reference/")),
     ("src/api/", PUBLIC + ("common/", "dispatch/", "api/")),
     ("bindings/torch/", PUBLIC + ("torch/csrc/stable/", "torch/csrc/inductor/aoti_torch/c/", "torch/headeronly/")),
     ("examples/", PUBLIC),

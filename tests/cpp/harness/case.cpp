@@ -1,5 +1,6 @@
 #include "harness/case.hpp"
 
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -184,8 +185,13 @@ std::string to_text(const Case& c) {
   return text;
 }
 
+std::string case_file(const std::string& name) {
+  const char* const folder = std::getenv("FLASHQLA_TEST_CASES");
+  return std::string(folder != nullptr ? folder : FLASHQLA_TEST_CASES) + "/" + name;
+}
+
 std::vector<Case> load_cases(const std::string& file, const std::string& tag) {
-  std::ifstream stream(std::string(FLASHQLA_TEST_CASES) + "/" + file);
+  std::ifstream stream(case_file(file));
   if (!stream) throw std::runtime_error("cannot read tests/cases/" + file);
   std::vector<Case> cases;
   for (std::string line; std::getline(stream, line);) {

@@ -94,6 +94,9 @@ Case with_lengths(Case c, std::vector<std::int64_t> lengths, std::int64_t slack 
 Case parse_case(const std::string& line);
 std::string to_text(const Case& c);
 
+/// A file of tests/cases: of the folder $FLASHQLA_TEST_CASES, else of the source tree that the tests were built from.
+std::string case_file(const std::string& name);
+
 /// Lines of tests/cases/<file> that carry `tag` (the first word of a line, up to ':').
 std::vector<Case> load_cases(const std::string& file, const std::string& tag);
 

@@ -17,7 +17,7 @@ namespace {
 
 double tolerance(const std::string& name) {
   static const std::string kText = [] {
-    std::ifstream stream(std::string(FLASHQLA_TEST_CASES) + "/tolerances.json");
+    std::ifstream stream(case_file("tolerances.json"));
     std::ostringstream text;
     text << stream.rdbuf();
     return text.str();

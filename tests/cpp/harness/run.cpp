@@ -60,32 +60,59 @@ const Tensor& find(const Tensors& tensors, const char* name) {
   return found == tensors.end() ? kAbsent : found->second;
 }
 
-ConstTensorView in(const Tensors& tensors, const char* name) { return find(tensors, name).view(); }
-TensorView out(const Tensors& tensors, const char* name) { return find(tensors, name).view(); }
+/// Views of tensors where the implementation finds them.
+struct Places {
+  Mover* mover;
 
-InputTensors input_tensors(const Tensors& inputs) {
+  TensorView view(const Tensor& tensor) const {
+    TensorView result = tensor.view();
+    if (mover == nullptr || !tensor.present()) return result;
+    result.data = mover->place(tensor) + (static_cast<std::byte*>(result.data) - tensor.memory().get());
+    return result;
+  }
+  ConstTensorView in(const Tensors& tensors, const char* name) const { return view(find(tensors, name)); }
+  TensorView out(const Tensors& tensors, const char* name) const { return view(find(tensors, name)); }
+};
+
+InputTensors input_tensors(const Places& places, const Tensors& inputs) {
   InputTensors result;
-  result.q = in(inputs, "q");
-  result.k = in(inputs, "k");
-  result.v = in(inputs, "v");
-  result.g = in(inputs, "g");
-  result.beta = in(inputs, "beta");
-  result.a_log = in(inputs, "a_log");
-  result.dt_bias = in(inputs, "dt_bias");
-  result.cu_seqlens = in(inputs, "cu_seqlens");
+  result.q = places.in(inputs, "q");
+  result.k = places.in(inputs, "k");
+  result.v = places.in(inputs, "v");
+  result.g = places.in(inputs, "g");
+  result.beta = places.in(inputs, "beta");
+  result.a_log = places.in(inputs, "a_log");
+  result.dt_bias = places.in(inputs, "dt_bias");
+  result.cu_seqlens = places.in(inputs, "cu_seqlens");
   return result;
 }
 
-StateTensors state_tensors(const Case& c, const Tensors& inputs, const Tensors& outputs) {
+StateTensors state_tensors(const Places& places, const Case& c, const Tensors& inputs, const Tensors& outputs) {
   StateTensors result;
-  if (c.same_rows) result.initial_state = out(outputs, "token_states");
+  if (c.same_rows) result.initial_state = places.out(outputs, "token_states");
   if (!c.same_rows)
-    result.initial_state = c.pool == Pool::in_place ? ConstTensorView(out(outputs, "final_state")) : in(inputs, "initial_state");
-  result.final_state = out(outputs, "final_state");
-  result.read = in(inputs, "read");
-  if (result.final_state.present()) result.write = in(inputs, "write");
-  result.accepted = in(inputs, "accepted");
+    result.initial_state =
+        c.pool == Pool::in_place ? ConstTensorView(places.out(outputs, "final_state")) : places.in(inputs, "initial_state");
+  result.final_state = places.out(outputs, "final_state");
+  result.read = places.in(inputs, "read");
+  if (result.final_state.present()) result.write = places.in(inputs, "write");
+  result.accepted = places.in(inputs, "accepted");
   return result;
+}
+
+void run_on_device(const Plan<ChunkForward>& plan, const ChunkForwardTensors& views, Workspace workspace, Stream stream) {
+  run(plan, views, workspace, stream);
+}
+template <class Descriptor, class Views>
+void run_on_device(const Plan<Descriptor>&, const Views&, Workspace, Stream) {
+  throw std::logic_error("only chunk_forward runs on devices");
+}
+
+/// The problem of a case on the device of the run.
+Problem problem_on(const Case& c, const RunOptions& options) {
+  Problem problem = problem_of(c);
+  if (options.mover != nullptr) problem.device = options.mover->device();
+  return problem;
 }
 
 template <class Descriptor, class Views>
@@ -94,37 +121,35 @@ void plan_and_run(const Descriptor& descriptor, const Views& views, const RunOpt
   if (planned.implementation != options.implementation) {
     throw std::runtime_error("planned " + planned.implementation + " instead of " + options.implementation);
   }
+  if (options.mover != nullptr) {
+    std::byte* const workspace = options.mover->workspace(planned.workspace_bytes);
+    run_on_device(planned, views, {workspace, planned.workspace_bytes}, options.mover->stream());
+    options.mover->finish();
+    return;
+  }
   const PoisonedWorkspace workspace(planned.workspace_bytes);
   run(planned, views, workspace.get(), threads_of_test(options.threads));
   if (!workspace.guards_intact()) throw std::runtime_error("wrote past the workspace");
 }
 
 void run_forward(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
-  const ChunkForward descriptor{problem_of(c), c.stored, c.states_every};
-  ChunkForwardTensors views;
-  views.inputs = input_tensors(inputs);
-  views.states = state_tensors(c, inputs, outputs);
-  views.o = out(outputs, "o");
-  views.stored = out(outputs, "stored");
-  views.stored_rows = in(inputs, "stored_rows");
-  views.prefix_lengths = in(inputs, "prefix_lengths");
-  views.g_cumulative = out(outputs, "g_cumulative");
-  views.a = out(outputs, "a");
-  plan_and_run(descriptor, views, options);
+  const ChunkForward descriptor{problem_on(c, options), c.stored, c.states_every};
+  plan_and_run(descriptor, forward_tensors(c, inputs, outputs, options.mover), options);
 }
 
 /// What the forward of the case leaves for the backward, in an array full of NaN: absent if the implementation saves nothing.
 Tensor saved_by_forward(const Case& c, const Tensors& inputs, const RunOptions& options) {
-  const std::int64_t elements = with_forced(options, [&] { return saved_elements(ChunkForward{problem_of(c)}); });
+  const std::int64_t elements = with_forced(options, [&] { return saved_elements(ChunkForward{problem_on(c, options)}); });
   if (elements == 0) return {};
   Tensor saved(DType::f32, {elements}, {1}, options.saved_shift);
   const Tensor o(c.dtype, {c.B, c.T, c.Hv, c.V});
+  const Places places{options.mover};
   ChunkForwardTensors views;
-  views.inputs = input_tensors(inputs);
-  views.states.initial_state = in(inputs, "initial_state");
+  views.inputs = input_tensors(places, inputs);
+  views.states.initial_state = places.in(inputs, "initial_state");
   views.o = o.view();
   views.saved = saved.view();
-  plan_and_run(ChunkForward{problem_of(c)}, views, options);
+  plan_and_run(ChunkForward{problem_on(c, options)}, views, options);
   if (!saved.gaps_are_poison()) throw std::runtime_error("wrote outside saved");
   for (double value : saved.values()) {
     if (std::isnan(value)) throw std::runtime_error("left a part of saved unwritten");
@@ -133,21 +158,22 @@ Tensor saved_by_forward(const Case& c, const Tensors& inputs, const RunOptions& 
 }
 
 void run_backward(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
-  ChunkBackward descriptor{problem_of(c)};
+  const Places places{options.mover};
+  ChunkBackward descriptor{problem_on(c, options)};
   if (c.packed()) descriptor.max_sequence_tokens = *std::max_element(c.lengths.begin(), c.lengths.end());
   ChunkBackwardTensors views;
-  views.inputs = input_tensors(inputs);
-  views.initial_state = in(inputs, "initial_state");
-  views.d_o = in(inputs, "d_o");
-  views.d_final_state = in(inputs, "d_final_state");
-  views.d_q = out(outputs, "d_q");
-  views.d_k = out(outputs, "d_k");
-  views.d_v = out(outputs, "d_v");
-  views.d_g = out(outputs, "d_g");
-  views.d_beta = out(outputs, "d_beta");
-  views.d_initial_state = out(outputs, "d_initial_state");
-  views.d_a_log = out(outputs, "d_a_log");
-  views.d_dt_bias = out(outputs, "d_dt_bias");
+  views.inputs = input_tensors(places, inputs);
+  views.initial_state = places.in(inputs, "initial_state");
+  views.d_o = places.in(inputs, "d_o");
+  views.d_final_state = places.in(inputs, "d_final_state");
+  views.d_q = places.out(outputs, "d_q");
+  views.d_k = places.out(outputs, "d_k");
+  views.d_v = places.out(outputs, "d_v");
+  views.d_g = places.out(outputs, "d_g");
+  views.d_beta = places.out(outputs, "d_beta");
+  views.d_initial_state = places.out(outputs, "d_initial_state");
+  views.d_a_log = places.out(outputs, "d_a_log");
+  views.d_dt_bias = places.out(outputs, "d_dt_bias");
   Tensor saved;
   if (c.saved) {
     const std::string& forward = options.saved_by.empty() ? options.implementation : options.saved_by;
@@ -158,13 +184,14 @@ void run_backward(const Case& c, const Tensors& inputs, const RunOptions& option
 }
 
 void run_recurrent(const Case& c, const Tensors& inputs, const RunOptions& options, const Tensors& outputs) {
+  const Places places{options.mover};
   RecurrentForwardTensors views;
-  views.inputs = input_tensors(inputs);
-  views.states = state_tensors(c, inputs, outputs);
-  views.o = out(outputs, "o");
-  views.token_states = out(outputs, "token_states");
-  views.token_rows = in(inputs, "token_rows");
-  plan_and_run(RecurrentForward{problem_of(c)}, views, options);
+  views.inputs = input_tensors(places, inputs);
+  views.states = state_tensors(places, c, inputs, outputs);
+  views.o = places.out(outputs, "o");
+  views.token_states = places.out(outputs, "token_states");
+  views.token_rows = places.in(inputs, "token_rows");
+  plan_and_run(RecurrentForward{problem_on(c, options)}, views, options);
 }
 
 std::int64_t max_row(const Tensor& rows) {
@@ -234,6 +261,20 @@ void make_gradient_outputs(const Case& c, const Tensors& inputs, Tensors& output
 }
 
 }  // namespace
+
+ChunkForwardTensors forward_tensors(const Case& c, const Tensors& inputs, const Tensors& outputs, Mover* mover) {
+  const Places places{mover};
+  ChunkForwardTensors views;
+  views.inputs = input_tensors(places, inputs);
+  views.states = state_tensors(places, c, inputs, outputs);
+  views.o = places.out(outputs, "o");
+  views.stored = places.out(outputs, "stored");
+  views.stored_rows = places.in(inputs, "stored_rows");
+  views.prefix_lengths = places.in(inputs, "prefix_lengths");
+  views.g_cumulative = places.out(outputs, "g_cumulative");
+  views.a = places.out(outputs, "a");
+  return views;
+}
 
 Parallel threads_of_test(int threads) {
   Parallel parallel;

@@ -47,6 +47,9 @@ class Tensor {
   Tensor to(DType dtype) const;
 
   TensorView view() const;
+  /// The memory that this tensor is a view of, and others may be too, and where its first element is.
+  const std::shared_ptr<std::byte>& memory() const { return memory_; }
+  std::int64_t memory_bytes() const { return memory_bytes_; }
 
  private:
   std::int64_t offset(std::int64_t index) const;

@@ -1,0 +1,212 @@
+// Times chunk_forward on a CUDA device over the rows of a table: `flashqla_bench_cuda [part of a row's name]`, one JSON line a
+// row. As a model calls it: bf16, K = V = 128, an initial state, the final state wanted, q and k normalised before, g and beta
+// given; a quarter of the heads never decay. A CUDA graph of one call is replayed 30 times; time is the median.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "flashqla/flashqla.hpp"
+
+namespace {
+
+using namespace flashqla;
+
+void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+  std::exit(1);
+}
+
+__device__ float noise(std::uint64_t i, std::uint32_t seed) {
+  std::uint64_t x = (i + 1) * 0x9e3779b97f4a7c15ull + seed * 0xd1b54a32d192ed03ull;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return static_cast<float>((x ^ x >> 31) >> 40) * (2.0f / 16777216.0f) - 1.0f;
+}
+
+/// Rows of 128 numbers, of length 1 if `unit`: a warp a row.
+__global__ void fill_rows(__nv_bfloat16* to, std::int64_t rows, std::uint32_t seed, bool unit) {
+  const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  if (row >= rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float x[4], sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    x[i] = noise(static_cast<std::uint64_t>(row * 128 + lane + 32 * i), seed);
+    sum += x[i] * x[i];
+  }
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  for (int i = 0; i < 4; ++i) to[row * 128 + lane + 32 * i] = __float2bfloat16_rn(unit ? x[i] * rsqrtf(sum) : x[i]);
+}
+__global__ void fill_gates(float* g, float* beta, std::int64_t tokens, int heads) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= tokens * heads) return;
+  g[i] = i % heads % 4 == 3 ? 0.0f : -0.05f * (1.0f + noise(static_cast<std::uint64_t>(i), 7));
+  beta[i] = 0.5f + 0.5f * noise(static_cast<std::uint64_t>(i), 8);
+}
+__global__ void fill_states(float* to, std::int64_t count) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) to[i] = 0.1f * noise(static_cast<std::uint64_t>(i), 9);
+}
+
+template <class T>
+T* allocate(std::int64_t count) {
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, static_cast<std::size_t>(count) * sizeof(T) + 256), "cudaMalloc");
+  return static_cast<T*>(memory);
+}
+unsigned blocks(std::int64_t threads) { return static_cast<unsigned>((threads + 255) / 256); }
+
+struct Row {
+  const char* name;
+  std::int64_t heads_qk, heads_v, batch;
+  std::vector<std::int64_t> lengths;  // packed when not empty
+  std::int64_t tokens;                // of each batch entry, else
+};
+
+/// Memory of a row's tensors.
+class Memory {
+ public:
+  template <class T>
+  T* take(std::int64_t count) {
+    blocks_.push_back(allocate<T>(count));
+    return static_cast<T*>(blocks_.back());
+  }
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() {
+    for (void* block : blocks_) check(cudaFree(block), "cudaFree");
+  }
+
+ private:
+  std::vector<void*> blocks_;
+};
+
+Problem problem_of(const Row& row, const std::vector<std::int64_t>& offsets) {
+  Problem p;
+  p.device = {DeviceType::cuda, 0};
+  p.batch = row.lengths.empty() ? row.batch : 1;
+  p.tokens = row.lengths.empty() ? row.tokens : offsets.back();
+  p.heads_qk = row.heads_qk;
+  p.heads_v = row.heads_v;
+  p.dtype = DType::bf16;
+  p.packed = !row.lengths.empty();
+  if (p.packed) p.num_sequences = static_cast<std::int64_t>(row.lengths.size());
+  return p;
+}
+
+ChunkForwardTensors tensors_of(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
+  const std::int64_t all = p.batch * p.tokens, states = p.sequences() * p.heads_v * 128 * 128;
+  auto* q = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
+  auto* k = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
+  auto* v = memory.take<__nv_bfloat16>(all * p.heads_v * 128);
+  auto* g = memory.take<float>(all * p.heads_v);
+  auto* beta = memory.take<float>(all * p.heads_v);
+  auto* initial = memory.take<float>(states);
+  auto* cu = memory.take<std::int64_t>(static_cast<std::int64_t>(offsets.size()));
+  check(cudaMemcpy(cu, offsets.data(), offsets.size() * 8, cudaMemcpyHostToDevice), "copy");
+  fill_rows<<<blocks(all * p.heads_qk * 32), 256>>>(q, all * p.heads_qk, 1, true);
+  fill_rows<<<blocks(all * p.heads_qk * 32), 256>>>(k, all * p.heads_qk, 2, true);
+  fill_rows<<<blocks(all * p.heads_v * 32), 256>>>(v, all * p.heads_v, 3, false);
+  fill_gates<<<blocks(all * p.heads_v), 256>>>(g, beta, all, static_cast<int>(p.heads_v));
+  fill_states<<<blocks(states), 256>>>(initial, states);
+  ChunkForwardTensors t;
+  t.inputs.q = TensorView(q, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
+  t.inputs.k = TensorView(k, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
+  t.inputs.v = TensorView(v, DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
+  t.inputs.g = TensorView(g, DType::f32, {p.batch, p.tokens, p.heads_v});
+  t.inputs.beta = TensorView(beta, DType::f32, {p.batch, p.tokens, p.heads_v});
+  if (p.packed) t.inputs.cu_seqlens = TensorView(cu, DType::i64, {p.sequences() + 1});
+  t.states.initial_state = TensorView(initial, DType::f32, {p.sequences(), p.heads_v, 128, 128});
+  t.states.final_state = TensorView(memory.take<float>(states), DType::f32, {p.sequences(), p.heads_v, 128, 128});
+  t.o = TensorView(memory.take<__nv_bfloat16>(all * p.heads_v * 128), DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
+  check(cudaDeviceSynchronize(), "data");
+  return t;
+}
+
+/// Milliseconds of each of 30 replays of the call, sorted.
+std::vector<float> replay_times(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreate(&stream), "stream");
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  run(plan, tensors, workspace, Stream{stream});
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&replay, graph, 0), "graph");
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  constexpr int kWarmUps = 3, kReplays = 30;
+  std::vector<float> times;
+  for (int i = 0; i < kWarmUps + kReplays; ++i) {
+    check(cudaEventRecord(begin, stream), "event");
+    check(cudaGraphLaunch(replay, stream), "replay");
+    check(cudaEventRecord(end, stream), "event");
+    check(cudaEventSynchronize(end), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= kWarmUps) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(replay), "graph");
+  check(cudaGraphDestroy(graph), "graph");
+  check(cudaStreamDestroy(stream), "stream");
+  return times;
+}
+
+/// Microseconds of the calling thread for one call, the fastest of many.
+double host_time(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace) {
+  double best = 1e9;
+  for (int i = 0; i < 20; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    run(plan, tensors, workspace, Stream{});
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    check(cudaDeviceSynchronize(), "call");
+    best = std::min(best, took.count());
+  }
+  return best;
+}
+
+void measure(const Row& row) {
+  std::vector<std::int64_t> offsets{0};
+  for (std::int64_t length : row.lengths) offsets.push_back(offsets.back() + length);
+  const Problem problem = problem_of(row, offsets);
+  Memory memory;
+  const ChunkForwardTensors tensors = tensors_of(problem, offsets, memory);
+  const Plan<ChunkForward> made = plan(ChunkForward{problem});
+  const Workspace workspace{memory.take<std::byte>(static_cast<std::int64_t>(made.workspace_bytes)), made.workspace_bytes};
+  const std::vector<float> times = replay_times(made, tensors, workspace);
+  std::printf(
+      "{\"row\": \"%s\", \"implementation\": \"%s\", \"ms\": %.4f, \"ms_min\": %.4f, \"host_us\": %.1f, "
+      "\"workspace_bytes\": %zu}\n",
+      row.name, made.implementation.c_str(), static_cast<double>(times[times.size() / 2]), static_cast<double>(times[0]),
+      host_time(made, tensors, workspace), made.workspace_bytes);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<Row> rows = {
+      {"(16,64) 1x32768", 16, 64, 1, {}, 32768},
+      {"(16,64) 4x8192", 16, 64, 4, {}, 8192},
+      {"(16,64) 4096 + 28672", 16, 64, 1, {4096, 28672}, 0},
+      {"(16,48) 1x32768", 16, 48, 1, {}, 32768},
+      {"(16,32) 1x32768", 16, 32, 1, {}, 32768},
+      {"(16,32) 8x1024", 16, 32, 8, {}, 1024},
+      {"(16,32) 1x2048", 16, 32, 1, {}, 2048},
+      {"(2,8) 1x32768", 2, 8, 1, {}, 32768},
+      {"(2,8) 1x2048", 2, 8, 1, {}, 2048},
+  };
+  for (const Row& row : rows) {
+    if (argc < 2 || std::string(row.name).find(argv[1]) != std::string::npos) measure(row);
+  }
+  return 0;
+}

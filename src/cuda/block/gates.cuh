@@ -1,0 +1,59 @@
+// Log decays and betas of a chunk's tokens, and what follows from them. All arithmetic on sums of decays is in double, kept as
+// two floats: decays of -20 and more a token add up to thousands, of which neighbouring tokens differ by little.
+#pragma once
+
+#include "cuda/views/views.cuh"
+#include "flashqla/problem.hpp"
+
+namespace flashqla::cuda::block {
+
+inline constexpr double kLog2E = 1.4426950408889634;
+inline constexpr float kLeastDecay = -1000.0f;  // a token's log decay is raised to it: its exponential is 0 all the same
+
+/// softplus(x) = log(1 + e^x), exact for large arguments of either sign.
+FLASHQLA_DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+
+FLASHQLA_DEVICE float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return x >= 0.0f ? 1.0f / (1.0f + e) : e / (1.0f + e);
+}
+
+/// Natural log decay of one token, raised to kLeastDecay.
+FLASHQLA_DEVICE float log_decay(Gate gate, float g, float minus_rate, float bias) {
+  if (gate == Gate::none) return 0.0f;
+  const float decay = gate == Gate::computed ? minus_rate * softplus(g + bias) : g;
+  return decay < kLeastDecay ? kLeastDecay : decay;  // keeps NaN
+}
+
+FLASHQLA_DEVICE float strength(Beta kind, float beta) {
+  if (kind == Beta::one) return 1.0f;
+  if (kind == Beta::given) return beta;
+  return kind == Beta::sigmoid ? sigmoid(beta) : 2.0f * sigmoid(beta);
+}
+
+/// A number as the sum of two floats.
+struct TwoFloats {
+  float high, low;
+};
+FLASHQLA_DEVICE TwoFloats split(double x) {
+  const float high = static_cast<float>(x);
+  return {high, static_cast<float>(x - static_cast<double>(high))};
+}
+
+/// 2^(a - b).
+FLASHQLA_DEVICE float exp2_difference(const TwoFloats& a, const TwoFloats& b) {
+  return exp2f((a.high - b.high) + (a.low - b.low));
+}
+
+/// Inclusive sums over the 32 lanes of a warp.
+FLASHQLA_DEVICE double warp_sums(double x) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const double before = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x += before;
+  }
+  return x;
+}
+
+}  // namespace flashqla::cuda::block

@@ -1,0 +1,51 @@
+#include "cuda/host/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include "common/environment.hpp"
+#include "flashqla/error.hpp"
+
+namespace flashqla::cuda {
+
+void check(int status, const char* what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the caller's next call would report it again
+  throw DeviceError(std::string(what) + ": " + cudaGetErrorString(static_cast<cudaError_t>(status)));
+}
+
+std::string missing_device() {
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
+    cudaGetLastError();
+    return std::string("needs a CUDA device: ") + cudaGetErrorString(status);
+  }
+  for (int device = 0; device < count; ++device) {
+    int major = 0;
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8) return {};
+  }
+  return "needs a CUDA device of compute capability 8.0 or newer";
+}
+
+DeviceProperties properties_of(int device) {
+  DeviceProperties result{};
+  check(cudaDeviceGetAttribute(&result.multiprocessors, cudaDevAttrMultiProcessorCount, device), "properties of the CUDA device");
+  check(cudaDeviceGetAttribute(&result.block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "properties of the CUDA device");
+  const int limit = environment::cuda_shared_kb() * 1024;
+  if (limit > 0 && limit < result.block_shared_bytes) result.block_shared_bytes = limit;
+  return result;
+}
+
+DeviceScope::DeviceScope(int device) {
+  int current = 0;
+  check(cudaGetDevice(&current), "the current CUDA device");
+  if (current == device) return;
+  check(cudaSetDevice(device), "choosing the CUDA device of the call");
+  previous_ = current;
+}
+
+DeviceScope::~DeviceScope() {
+  if (previous_ >= 0) cudaSetDevice(previous_);
+}
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,32 @@
+// What the host asks of CUDA: devices, errors.
+#pragma once
+
+#include <string>
+
+namespace flashqla::cuda {
+
+/// Throws DeviceError with what was tried and CUDA's words, unless `status` (a cudaError_t) is success.
+void check(int status, const char* what);
+
+/// Empty if there is a CUDA device of capability 8.0 or newer, else what is missing.
+std::string missing_device();
+
+struct DeviceProperties {
+  int multiprocessors;
+  int block_shared_bytes;  // that a block may have
+};
+DeviceProperties properties_of(int device);
+
+/// Makes a device the calling thread's current one until the end of the scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+}  // namespace flashqla::cuda

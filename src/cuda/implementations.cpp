@@ -1,0 +1,26 @@
+#include "cuda/implementations.hpp"
+
+#include <array>
+
+#include "cuda/host/device.hpp"
+#include "cuda/kernels/chunk_forward/launch.hpp"
+
+namespace flashqla::cuda {
+
+namespace {
+
+using detail::Implementation;
+
+constexpr detail::Operation<ChunkForward, ChunkForwardArguments> kChunkForward{chunk_forward_refusal, chunk_forward_workspace,
+                                                                               nullptr, false, launch_chunk_forward};
+
+constexpr Implementation kPortable{"cuda-portable", missing_device, kChunkForward, {}, {}, DeviceType::cuda};
+
+}  // namespace
+
+std::span<const Implementation* const> implementations() {
+  static constexpr std::array<const Implementation*, 1> kRows{&kPortable};
+  return kRows;
+}
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,50 @@
+// What the kernels of chunk_forward receive, and the layout of what the first leaves for the second.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/views/views.hpp"
+#include "flashqla/problem.hpp"
+
+namespace flashqla::cuda {
+
+/// Of one chunk and value head, written by prepare_chunks and read by advance_states. A block is 16 x 16 elements in the order of
+/// tile::FragmentB, f16, 16 bytes a lane; blocks (row block, column block) of a lower triangle are numbered row by row.
+struct ChunkUnit {
+  static constexpr int kBlocks = 10;
+  static constexpr int kTriangleBytes = kBlocks * 512;
+  static constexpr int kFactors = 64;
+  // Bytes from the unit's start.
+  static constexpr int kSolve = 0;                       // U = solve (v - read_k o (K S)), beta folded into its columns
+  static constexpr int kScores = kTriangleBytes;         // tril(scale Gam o Q K^T)
+  static constexpr int kReadK = 2 * kTriangleBytes;      // f32 [64]: decay since the chunk's start times the key's factor
+  static constexpr int kReadQ = kReadK + 4 * kFactors;   // the same of the query, times scale
+  static constexpr int kWriteK = kReadQ + 4 * kFactors;  // decay to the chunk's end times the key's factor
+  static constexpr int kTotal = kWriteK + 4 * kFactors;  // f32: decay of the whole chunk
+  static constexpr int kPrecise = kTotal + 4;            // f32: not 0 where K S needs more than the rounded state
+  static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
+};
+
+struct ChunkForwardParams {
+  SequenceTable sequences;
+  std::int32_t heads_qk, heads_v, group;  // group = heads_v / heads_qk
+  std::int32_t dim_k, dim_v;
+  std::int32_t stages;   // of advance_states: 1 or 2
+  std::int32_t aligned;  // every row of q, k, v and o begins at a multiple of 16 bytes
+  float scale;
+  float l2norm_eps;  // negative: no normalisation
+  Gate gate;
+  Beta beta_kind;
+  TokenTensor q, k, v, o, g, beta;
+  HeadTensor a_log, dt_bias;
+  StateTensor initial_state, final_state, stored;
+  IndexTensor read, write, accepted, stored_rows;
+  StoredStates stored_states;
+  std::int64_t states_every;         // chunks. With StoredStates::every:
+  const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state
+  const std::int32_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
+  std::byte* units;                  // [chunk][Hv] ChunkUnit
+};
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,110 @@
+// The kernel around prepare.cuh. Barriers are the block's: each says what is written before it for whom.
+#pragma once
+
+#include "cuda/kernels/chunk_forward/prepare.cuh"
+
+namespace flashqla::cuda {
+
+/// Rows past the last offset belong to no sequence: o is zero there. Blocks past the last chunk take 64 of them each.
+FLASHQLA_DEVICE void zero_slack(const ChunkForwardParams& p, std::int64_t idle, std::int32_t head_qk) {
+  if (p.sequences.offsets == nullptr) return;
+  const std::int64_t first = p.sequences.offsets[p.sequences.count] + idle * kChunkTokens;
+  const std::int64_t left = p.sequences.tokens - first, rows = left < kChunkTokens ? left : kChunkTokens;
+  for (std::int64_t at = threadIdx.x; at < rows * p.group * p.dim_v; at += kPrepareThreads) {
+    const std::int64_t v = at % p.dim_v, head = head_qk * p.group + at / p.dim_v % p.group, row = at / p.dim_v / p.group;
+    static_cast<std::uint16_t*>(p.o.data)[offset_of(p.o, 0, first + row, head) + v] = 0;
+  }
+}
+
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const PreparedChunk& chunk,
+                                           PrepareShared<Element, kDimK>& shared) {
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const TokenTensor& x = part == 0 ? p.k : p.q;
+    const tile::GlobalRows rows{static_cast<const Element*>(x.data) + offset_of(x, chunk.batch, chunk.token, chunk.head_qk),
+                                x.stride_token, chunk.tokens, p.dim_k};
+    if (p.aligned != 0 && chunk.tokens == kChunkTokens && p.dim_k == kDimK) {
+      tile::RowCursor<kPrepareThreads, kChunkTokens, kDimK>(rows.first, rows.stride)
+          .copy(typename PrepareShared<Element, kDimK>::Rows{ptx::shared_address(shared.rows[part])});
+    } else if (p.aligned != 0) {
+      tile::copy_rows_async<kPrepareThreads>(typename PrepareShared<Element, kDimK>::Rows{ptx::shared_address(shared.rows[part])},
+                                             rows);
+    } else {
+      tile::copy_rows<kPrepareThreads, kChunkTokens, kDimK>(shared.rows[part], rows);
+    }
+  }
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+}
+
+/// This warp's 16 rows of K K^T and Q K^T, blocks on and below the diagonal.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void multiply_keys(const PrepareShared<Element, kDimK>& shared, tile::Accumulator (&kk)[8],
+                                   tile::Accumulator (&qk)[8]) {
+  using Rows = typename PrepareShared<Element, kDimK>::Rows;
+  const Rows keys{ptx::shared_address(shared.rows[0])}, queries{ptx::shared_address(shared.rows[1])};
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  tile::clear(kk);
+  tile::clear(qk);
+#pragma unroll 4
+  for (int k0 = 0; k0 < kDimK; k0 += 16) {
+    const tile::FragmentA key = tile::load_a(keys, 16 * warp, k0), query = tile::load_a(queries, 16 * warp, k0);
+#pragma unroll
+    for (int block_j = 0; block_j < 4; ++block_j) {
+      if (block_j > warp) break;
+      const tile::FragmentB b = tile::load_b(keys, 16 * block_j, k0);
+      tile::multiply<Element>(kk[2 * block_j], kk[2 * block_j + 1], key, b);
+      tile::multiply<Element>(qk[2 * block_j], qk[2 * block_j + 1], query, b);
+    }
+  }
+}
+
+template <class Element, int kDimK>
+__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __grid_constant__ ChunkForwardParams p) {
+  extern __shared__ __align__(128) std::byte memory[];
+  auto& shared = *reinterpret_cast<PrepareShared<Element, kDimK>*>(memory);
+  PreparedChunk chunk;
+  chunk.index = blockIdx.x / p.heads_qk;
+  chunk.head_qk = static_cast<std::int32_t>(blockIdx.x % p.heads_qk);
+  const std::int64_t chunks = chunk_count(p.sequences);
+  if (chunk.index >= chunks) return zero_slack(p, chunk.index - chunks, chunk.head_qk);
+  const SequenceRows rows = sequence_rows(p.sequences, sequence_of_chunk(p.sequences, chunk.index));
+  const std::int64_t number = chunk.index - rows.first_chunk;
+  chunk.batch = rows.batch;
+  chunk.token = rows.begin + rows.position(number);
+  chunk.tokens = rows.tokens(number);
+
+  load_keys_and_queries<Element>(p, chunk, shared);
+  __syncthreads();  // the rows, for the products and the factors
+  tile::Accumulator kk[8], qk[8];
+  multiply_keys<Element>(shared, kk, qk);
+  row_factors<Element>(shared, p.l2norm_eps, kk);
+
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  typename PrepareShared<Element, kDimK>::Heads& heads = shared.heads;
+  std::byte* const units = p.units + (chunk.index * p.heads_v + chunk.head_qk * p.group) * ChunkUnit::kBytes;
+  for (std::int32_t first = 0; first < p.group; first += kPrepareWarps) {
+    __syncthreads();  // all have read the rows and factors of rows are written; or the last heads' gates have been read
+    const std::int32_t own = first + warp;
+    if (own < p.group) {
+      prepare_gates(p, chunk, chunk.head_qk * p.group + own, shared, heads.gates[warp], units + own * ChunkUnit::kBytes);
+    }
+    __syncthreads();  // gates, for the products
+    const std::int32_t count = p.group - first < kPrepareWarps ? p.group - first : kPrepareWarps;
+#pragma unroll 1
+    for (std::int32_t h = 0; h < count; ++h) {
+      std::byte* const unit = units + (first + h) * ChunkUnit::kBytes;
+      block::InverseExchange<kInverseParts<Element>>& exchange = heads.exchange[h % 2];
+      gate_products(shared, heads.gates[h], p.scale, kk, qk, exchange, heads.scratch[warp], unit);
+      block::PartsB<kInverseParts<Element>> diagonal;
+      tile::FragmentB scaled;
+      block::invert_diagonal(heads.scratch[warp], heads.gates[h].beta + 16 * warp, exchange, diagonal, scaled);
+      // The exchange, for columns of blocks. The next head writes the other one, which all have left when they come here.
+      __syncthreads();
+      store_solve(heads.gates[h], exchange, diagonal, scaled, unit);
+    }
+  }
+}
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,34 @@
+// Starts the kernels of chunk_forward. Plain C++: the instances are behind it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/kernels/chunk_forward/params.hpp"
+
+namespace flashqla::cuda {
+
+/// K as the kernels have it: 64, 128 or 256.
+inline std::int32_t padded_dim_k(std::int64_t dim_k) { return dim_k <= 64 ? 64 : dim_k <= 128 ? 128 : 256; }
+
+/// How a block that advances states is made: columns of V in tiles of 16 (1, 2 or 4), and stages of rows (1 or 2).
+struct AdvanceShape {
+  int tiles, stages;
+};
+
+/// Its shared memory (AdvanceShared).
+constexpr std::size_t advance_shared_bytes(std::int32_t padded_k, const AdvanceShape& shape) {
+  constexpr std::size_t kUnit = (ChunkUnit::kBytes + 127) / 128 * 128;
+  const std::size_t exchange = padded_k == 256 ? 8192 : 4352;
+  const std::size_t row = kTokensPerChunk * 2, slab = static_cast<std::size_t>(shape.tiles) * 16;
+  const std::size_t stage = 2 * row * static_cast<std::size_t>(padded_k) + row * slab + kUnit;
+  return static_cast<std::size_t>(2 * shape.tiles) * exchange + static_cast<std::size_t>(shape.stages) * stage;
+}
+
+// The same for bf16 and f16. Return a cudaError_t.
+int start_prepare_bf16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+int start_prepare_f16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+int start_advance_bf16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
+int start_advance_f16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,15 @@
+// Addresses in shared memory as PTX instructions take them, and the attribute of every device function.
+#pragma once
+
+#include <cstdint>
+
+#define FLASHQLA_DEVICE __device__ __forceinline__
+
+namespace flashqla::cuda::ptx {
+
+/// A 32-bit address in the shared window.
+FLASHQLA_DEVICE std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace flashqla::cuda::ptx

@@ -1,0 +1,166 @@
+// The operands of mma.sync m16n8k16 from shared tiles and from accumulators. Maps of lanes to elements: ptx/mma.cuh.
+#pragma once
+
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashqla::cuda::tile {
+
+/// C [16 x 8].
+struct Accumulator {
+  float c[4];
+};
+
+/// A [16 x 16].
+struct FragmentA {
+  std::uint32_t a[4];
+};
+
+/// B [16 x 16] as two B [16 x 8]: columns 0-7 in b[0], b[1], columns 8-15 in b[2], b[3].
+struct FragmentB {
+  std::uint32_t b[4];
+};
+
+FLASHQLA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x % 32); }
+
+template <int kCount>
+FLASHQLA_DEVICE void clear(Accumulator (&c)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) c[i].c[j] = 0.0f;
+  }
+}
+
+/// c0 (columns 0-7), c1 (columns 8-15) += A B.
+template <class Element>
+FLASHQLA_DEVICE void multiply(Accumulator& c0, Accumulator& c1, const FragmentA& a, const FragmentB& b) {
+  ptx::mma_m16n8k16<Element>(c0.c, a.a, b.b[0], b.b[1]);
+  ptx::mma_m16n8k16<Element>(c1.c, a.a, b.b[2], b.b[3]);
+}
+
+/// A = rows [row, row + 16), columns [column, column + 16) of the tile.
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentA load_a(const SharedTile<kRows, kColumns>& tile, int row, int column) {
+  const int lane = lane_id();
+  FragmentA f;
+  ptx::ldmatrix_x4(f.a, tile.piece(row + lane % 16, column / kPieceElements + lane / 16));
+  return f;
+}
+
+/// B[k][n] = tile[n0 + n][k0 + k]: the tile's rows are the columns of B.
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentB load_b(const SharedTile<kRows, kColumns>& tile, int n0, int k0) {
+  const int lane = lane_id();
+  FragmentB f;
+  ptx::ldmatrix_x4(f.b, tile.piece(n0 + lane % 8 + lane / 16 * 8, k0 / kPieceElements + lane / 8 % 2));
+  return f;
+}
+
+/// B[k][n] = tile[k0 + k][n0 + n].
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentB load_b_transposed(const SharedTile<kRows, kColumns>& tile, int k0, int n0) {
+  const int lane = lane_id();
+  FragmentB f;
+  ptx::ldmatrix_x4_trans(f.b, tile.piece(k0 + lane % 16, n0 / kPieceElements + lane / 16));
+  return f;
+}
+
+/// The addresses of a lane for load_b or load_b_transposed of any block of a tile: rows are permuted alike every eight rows and
+/// eight pieces, so that four of them and constants are enough.
+template <int kRows, int kColumns>
+struct BlockAddresses {
+  static_assert(kColumns >= 64, "rows of eight pieces at least");
+  std::uint32_t at[4];
+
+  /// `row`, `column`: multiples of 16, constants after unrolling.
+  FLASHQLA_DEVICE std::uint32_t operator()(int row, int column) const {
+    return at[column / 16 % 4] + row * SharedTile<kRows, kColumns>::kRowBytes + column / 64 * 128;
+  }
+};
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> block_addresses(const SharedTile<kRows, kColumns>& tile, int row, int piece) {
+  BlockAddresses<kRows, kColumns> addresses;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) addresses.at[i] = tile.piece(row, 2 * i + piece);
+  return addresses;
+}
+/// With columns counted from `column` on, a multiple of 32 that need not be a constant. Pieces 4 to 7 of a line are those of 0 to
+/// 3 with one bit turned, so that an offset of 32 columns exchanges the addresses two by two.
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> from_column(const BlockAddresses<kRows, kColumns>& addresses, int column) {
+  BlockAddresses<kRows, kColumns> moved;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    moved.at[i] = (column / 32 % 2 == 0 ? addresses.at[i] : addresses.at[(i + 2) % 4]) + column / 64 * 128;
+  }
+  return moved;
+}
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> addresses_b(const SharedTile<kRows, kColumns>& tile) {
+  const int lane = lane_id();
+  return block_addresses(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> addresses_b_transposed(const SharedTile<kRows, kColumns>& tile) {
+  const int lane = lane_id();
+  return block_addresses(tile, lane % 16, lane / 16);
+}
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentB load_b(const BlockAddresses<kRows, kColumns>& addresses, int n0, int k0) {
+  FragmentB f;
+  ptx::ldmatrix_x4(f.b, addresses(n0, k0));
+  return f;
+}
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentB load_b_transposed(const BlockAddresses<kRows, kColumns>& addresses, int k0, int n0) {
+  FragmentB f;
+  ptx::ldmatrix_x4_trans(f.b, addresses(k0, n0));
+  return f;
+}
+
+/// The transposed block C[m][n] = tile[n0 + n][m0 + m], 16 x 16, as pairs in the order of two accumulators: r[0] and r[1] are the
+/// pairs (c0, c1) and (c2, c3) of columns 0-7, r[2] and r[3] of columns 8-15.
+template <int kRows, int kColumns>
+FLASHQLA_DEVICE FragmentA load_c_transposed(const SharedTile<kRows, kColumns>& tile, int m0, int n0) {
+  const int lane = lane_id();
+  FragmentA f;
+  ptx::ldmatrix_x4_trans(f.a, tile.piece(n0 + lane % 8 + lane / 16 * 8, m0 / kPieceElements + lane / 8 % 2));
+  return f;
+}
+
+/// Two accumulators side by side, rounded, as A.
+template <class Element>
+FLASHQLA_DEVICE FragmentA to_a(const Accumulator& left, const Accumulator& right) {
+  return {{ptx::pack_pair<Element>(left.c[0], left.c[1]), ptx::pack_pair<Element>(left.c[2], left.c[3]),
+           ptx::pack_pair<Element>(right.c[0], right.c[1]), ptx::pack_pair<Element>(right.c[2], right.c[3])}};
+}
+
+/// What rounding them to `rounded` left, rounded in its turn.
+template <class Element>
+FLASHQLA_DEVICE FragmentA rest_of(const Accumulator& left, const Accumulator& right, const FragmentA& rounded) {
+  FragmentA rest;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float* const c = (i < 2 ? left.c : right.c) + i % 2 * 2;
+    const float2 x = ptx::unpack_pair<Element>(rounded.a[i]);
+    rest.a[i] = ptx::pack_pair<Element>(c[0] - x.x, c[1] - x.y);
+  }
+  return rest;
+}
+
+/// A as B: B[k][n] = A[k][n].
+FLASHQLA_DEVICE FragmentB transposed(const FragmentA& a) {
+  return {
+      {ptx::movmatrix_trans(a.a[0]), ptx::movmatrix_trans(a.a[1]), ptx::movmatrix_trans(a.a[2]), ptx::movmatrix_trans(a.a[3])}};
+}
+
+/// Two accumulators side by side, rounded, as the B whose columns are their rows: B[k][n] = C[n][k].
+template <class Element>
+FLASHQLA_DEVICE FragmentB to_b_transposed(const Accumulator& left, const Accumulator& right) {
+  return {{ptx::pack_pair<Element>(left.c[0], left.c[1]), ptx::pack_pair<Element>(right.c[0], right.c[1]),
+           ptx::pack_pair<Element>(left.c[2], left.c[3]), ptx::pack_pair<Element>(right.c[2], right.c[3])}};
+}
+
+}  // namespace flashqla::cuda::tile

@@ -1,0 +1,69 @@
+// Rows of a tensor to a shared tile, and back. 16 bits an element.
+#pragma once
+
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace flashqla::cuda::tile {
+
+/// Where rows lie in global memory, in elements of 16 bits.
+struct GlobalRows {
+  const void* first;
+  std::int64_t stride;
+  int rows, columns;  // that exist; a tile has zeros past them
+};
+
+/// Starts the copy of a tile with all `kThreads` threads of the block: the caller commits and waits. Rows begin at multiples of
+/// 16 bytes and columns are a multiple of 8.
+template <int kThreads, int kRows, int kColumns>
+FLASHQLA_DEVICE void copy_rows_async(const SharedTile<kRows, kColumns>& tile, const GlobalRows& from) {
+  constexpr int kPieces = SharedTile<kRows, kColumns>::kRowPieces;
+  static_assert(kRows * kPieces % kThreads == 0, "every thread copies as many pieces as any other");
+  const auto* first = static_cast<const std::byte*>(from.first);
+#pragma unroll
+  for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
+    const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / kPieces, piece = at % kPieces;
+    const bool there = row < from.rows && piece * kPieceElements < from.columns;
+    const std::byte* source = there ? first + (row * from.stride + piece * kPieceElements) * 2 : first;
+    ptx::cp_async_16(tile.piece(row, piece), source, there ? kPieceBytes : 0);
+  }
+}
+
+/// Where a thread's pieces of the next tile's rows lie, when tiles are whole and rows aligned: they move on by kRows rows a tile.
+template <int kThreads, int kRows, int kColumns>
+struct RowCursor {
+  static constexpr int kPieces = kColumns / kPieceElements, kCopies = kRows * kPieces / kThreads;
+  static constexpr int kRowStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0, "a thread has the same piece of every row that it copies");
+  const std::byte* from;
+  std::int64_t row_bytes;
+
+  FLASHQLA_DEVICE RowCursor(const void* first, std::int64_t stride) : row_bytes(stride * 2) {
+    from = static_cast<const std::byte*>(first) + static_cast<int>(threadIdx.x) / kPieces * row_bytes +
+           static_cast<int>(threadIdx.x) % kPieces * kPieceBytes;
+  }
+  FLASHQLA_DEVICE void copy(const SharedTile<kRows, kColumns>& to) {
+    const int row = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      ptx::cp_async_16(to.piece(row + i * kRowStep, piece), from, kPieceBytes);
+      from += kRowStep * row_bytes;
+    }
+  }
+  FLASHQLA_DEVICE void skip() { from += kRows * row_bytes; }
+};
+
+/// The same for rows anywhere, through the registers: done when it returns (a barrier is needed besides). `memory`: the tile.
+template <int kThreads, int kRows, int kColumns>
+FLASHQLA_DEVICE void copy_rows(std::byte* memory, const GlobalRows& from) {
+  using Tile = SharedTile<kRows, kColumns>;
+  const auto* first = static_cast<const std::uint16_t*>(from.first);
+  for (int at = static_cast<int>(threadIdx.x); at < kRows * kColumns; at += kThreads) {
+    const int row = at / kColumns, column = at % kColumns;
+    const bool there = row < from.rows && column < from.columns;
+    *reinterpret_cast<std::uint16_t*>(memory + Tile::offset(row, column / kPieceElements) + column % kPieceElements * 2) =
+        there ? first[row * from.stride + column] : std::uint16_t{0};
+  }
+}
+
+}  // namespace flashqla::cuda::tile
