@@ -117,7 +117,7 @@ MutableStateView state_view(const TensorView& view, StateLayout layout) { return
 
 IndexView index_view(const ConstTensorView& view) {
   if (!view.present()) return {};
-  return {view.data, view.dtype, view.strides[0], view.strides[1]};
+  return {view.data, view.dtype, view.strides[0], view.strides[1], view.sizes[0], view.sizes[1]};
 }
 
 }  // namespace flashqla::api

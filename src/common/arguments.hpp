@@ -81,6 +81,7 @@ struct IndexView {
   const void* data = nullptr;
   DType dtype = DType::i64;
   std::int64_t stride_0 = 0, stride_1 = 0;
+  std::int64_t size_0 = 0, size_1 = 0;
 
   bool present() const { return data != nullptr; }
   std::int64_t at(std::int64_t i, std::int64_t j = 0) const {

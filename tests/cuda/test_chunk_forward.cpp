@@ -2,10 +2,11 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cuda/host/device.hpp"
 
-#include "harness/compare.hpp"
-#include "harness/device_mover.hpp"
+#include "device/check.hpp"
 #include "harness/options.hpp"
 #include "harness/pairwise.hpp"
 #include "harness/parts.hpp"
@@ -14,34 +15,11 @@ namespace flashqla::test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::bf16, DType::f16};
-const char* const kImplementation = "cuda-portable";
-
-Values run_on_cuda(const Case& c, const Tensors& inputs) {
-  DeviceMover mover;
-  RunOptions options{kImplementation};
-  options.mover = &mover;
-  return run_case(c, inputs, options);
-}
-
-/// What is wrong with the results of the case; empty if nothing.
-std::string faults_of(const Case& c) {
-  const Tensors inputs = make_inputs(c);
-  std::string lines;
-  try {
-    lines = differences(c, inputs, run_on_cuda(c, inputs), truth(c, inputs), 0);
-  } catch (const std::exception& error) {
-    lines = std::string("  threw: ") + error.what() + "\n";
-  }
-  return lines.empty() ? "" : to_text(c) + "\n" + lines;
-}
-
 /// The case as the kernels take it.
 Case taken(Case c) {
+  c = with_widths(c);
   if (c.dtype != DType::f16) c.dtype = DType::bf16;
-  c.K = (c.K + 15) / 16 * 16;
-  c.V = (c.V + 15) / 16 * 16;
   c.extras = false;
-  if (c.strides == Strides::huge) c.strides = Strides::dense;
   return c;
 }
 
@@ -135,6 +113,87 @@ TEST(ChunkForward, ASplitSequenceIsTheWhole) {
   }
 }
 
+/// Numbers far from 1: growth of e^16 a chunk, tiny and huge queries, scales and strengths. Products are in f16, but nothing may
+/// be lost to its range.
+TEST(ChunkForward, FarFromOne) {
+  const auto times = [](Tensor& x, double factor) {
+    for (std::int64_t i = 0; i < x.count(); ++i) x.set(i, x.get(i) * factor);
+  };
+  for (std::int64_t T : {64, 100, 190}) {
+    Case c = parse_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16 initial=1");
+    c.T = T;
+    const Tensors usual = make_inputs(c);
+    for (double factor : {1e-6, 1e-4, 1e6}) {
+      for (const char* name : {"q", "v", "beta"}) {
+        Tensors inputs = usual;
+        inputs[name] = usual.at(name).clone();
+        if (std::string(name) == "beta" && factor > 1) continue;
+        times(inputs.at(name), factor);
+        if (std::string(name) == "v") times(inputs["initial_state"] = usual.at("initial_state").clone(), factor);
+        EXPECT_EQ(faults_of(c, inputs), "") << name << " times " << factor;
+      }
+      Case scaled = c;
+      scaled.scale = factor;
+      EXPECT_EQ(faults_of(scaled, usual), "");
+    }
+    for (double growth : {0.1, 0.25, 0.5}) {
+      if (growth * static_cast<double>(T) > 60) continue;  // o leaves the range of f32
+      Tensors inputs = usual;
+      inputs["g"] = usual.at("g").clone();
+      inputs.at("g").fill(growth);
+      EXPECT_EQ(faults_of(c, inputs), "") << "growth " << growth;
+    }
+  }
+}
+
+TEST(ChunkForward, NanStaysInItsHeadAndSequence) {
+  const Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16 initial=1"), {100, 64, 30});
+  const Tensors usual = make_inputs(c);
+  const Values clean = run_on_cuda(c, usual);
+  Tensors inputs = usual;
+  inputs["v"] = usual.at("v").clone();
+  inputs.at("v").set((110 * 2 + 1) * 32 + 5, std::nan(""));  // sequence 1, value head 1
+  const Values values = run_on_cuda(c, inputs);
+  for (std::int64_t t = 0; t < c.T; ++t) {
+    for (std::int64_t head = 0; head < 2; ++head) {
+      if (head == 1 && t >= 100 && t < 164) continue;
+      for (std::int64_t i = 0; i < 32; ++i) {
+        const auto at = static_cast<std::size_t>((t * 2 + head) * 32 + i);
+        EXPECT_EQ(values.at("o")[at], clean.at("o")[at]) << "token " << t << " head " << head;
+      }
+    }
+  }
+  for (std::int64_t n = 0; n < 3; ++n) {
+    if (n == 1) continue;
+    EXPECT_EQ(rows_of(values.at("final_state"), 3, n, 1), rows_of(clean.at("final_state"), 3, n, 1));
+  }
+}
+
+/// A pack without sequences: all rows lie past the last offset.
+TEST(ChunkForward, RowsOfNoSequenceAreZero) {
+  Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16"), {0}, 130);
+  const Tensors inputs = make_inputs(c);
+  for (double x : run_on_cuda(c, inputs).at("o")) EXPECT_EQ(x, 0);
+}
+
+/// Prefixes and offsets that promise more stored states than there are rows for.
+TEST(ChunkForward, WrongPrefixesStayInside) {
+  Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=64 dtype=bf16 stored=every states_every=64 stored_rows=1 prefix=1"),
+                        {64, 36, 100}, 0);
+  Tensors inputs = make_inputs(c);
+  const std::vector<std::vector<double>> wrong = {{9.2e18, 5, 63}, {-1e18, 4e18, 1e9}, {63, 63, 63}};
+  for (const std::vector<double>& prefixes : wrong) {
+    Tensors hostile = inputs;
+    hostile["prefix_lengths"] = inputs.at("prefix_lengths").clone();
+    hostile.at("prefix_lengths").set_values(prefixes);
+    Tensors outputs = make_outputs(c, inputs);
+    DeviceMover mover;
+    RunOptions options{kCudaImplementation};
+    options.mover = &mover;
+    EXPECT_NO_THROW(run_case_into(c, hostile, options, outputs));
+  }
+}
+
 /// As on a card with 99 KB of shared memory a block.
 TEST(ChunkForward, LittleSharedMemory) {
   setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
@@ -175,7 +234,7 @@ TEST(ChunkForward, AGraphFollowsTheContents) {
   const Tensors inputs = make_inputs(first), others = make_inputs(second);
   Tensors outputs = make_outputs(first, inputs);
   DeviceMover mover;
-  setenv("FLASHQLA_IMPL", kImplementation, 1);
+  setenv("FLASHQLA_IMPL", kCudaImplementation, 1);
   Problem problem = problem_of(first);
   problem.device = mover.device();
   const Plan<ChunkForward> planned = plan(ChunkForward{problem, first.stored, first.states_every});

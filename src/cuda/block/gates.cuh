@@ -18,10 +18,17 @@ FLASHQLA_DEVICE float sigmoid(float x) {
   return x >= 0.0f ? 1.0f / (1.0f + e) : e / (1.0f + e);
 }
 
-/// Natural log decay of one token, raised to kLeastDecay.
-FLASHQLA_DEVICE float log_decay(Gate gate, float g, float minus_rate, float bias) {
+/// -exp(a_log) softplus(x), 0 where one factor is, whatever the other.
+FLASHQLA_DEVICE float computed_decay(float a_log, float x) {
+  if (x < -80.0f) return -expf(a_log + x);  // softplus is e^x there
+  const float rate = expf(a_log);
+  return rate == 0.0f ? 0.0f : -rate * softplus(x);
+}
+
+/// Natural log decay of one token, raised to kLeastDecay. `a_log`: with Gate::computed.
+FLASHQLA_DEVICE float log_decay(Gate gate, float g, float a_log, float bias) {
   if (gate == Gate::none) return 0.0f;
-  const float decay = gate == Gate::computed ? minus_rate * softplus(g + bias) : g;
+  const float decay = gate == Gate::computed ? computed_decay(a_log, g + bias) : g;
   return decay < kLeastDecay ? kLeastDecay : decay;  // keeps NaN
 }
 
@@ -55,5 +62,23 @@ FLASHQLA_DEVICE double warp_sums(double x) {
   }
   return x;
 }
+
+/// Minima up to and with each of the 32 lanes of a warp.
+FLASHQLA_DEVICE double warp_minima(double x) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const double before = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x = fmin(x, before);
+  }
+  return x;
+}
+
+/// The power of two above x, from 2^-126 to 2^126 (that for infinity too).
+FLASHQLA_DEVICE float power_above(float x) {
+  const int exponent = min(max(static_cast<int>(__float_as_uint(x) >> 23) + 1, 1), 253);
+  return __uint_as_float(static_cast<std::uint32_t>(exponent) << 23);
+}
+FLASHQLA_DEVICE float inverse_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
 
 }  // namespace flashqla::cuda::block

@@ -63,7 +63,7 @@ FLASHQLA_DEVICE void multiply(tile::Accumulator (&c)[2], const PartsA<kParts>& a
 
 /// A warp's own memory.
 struct InverseScratch {
-  alignas(128) std::byte tiles[3][tile::SharedTile<16, 16>::kBytes];  // T_ii in two parts; and with its columns scaled
+  alignas(128) std::byte tiles[2][tile::SharedTile<16, 16>::kBytes];  // T_ii in parts
   alignas(16) float lower[kInverseBlock * kInverseStride];            // L_ii, zero on the diagonal and above
 };
 
@@ -86,11 +86,11 @@ FLASHQLA_DEVICE PartsA<kParts> load_parts(const StoredParts<kParts>& from) {
   return parts;
 }
 
-/// T_ii of this warp's row of blocks from scratch.lower: into the exchange, and as right operands, plain and with its columns
-/// scaled (that one transposed, as ChunkUnit has it).
+/// T_ii of this warp's row of blocks from scratch.lower: into the exchange, as right operand, and rounded as the right operand
+/// that is its transpose (B[k][n] = T[n][k]).
 template <int kParts>
-FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, const float* column_scales, InverseExchange<kParts>& exchange,
-                                     PartsB<kParts>& plain, tile::FragmentB& scaled) {
+FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, InverseExchange<kParts>& exchange, PartsB<kParts>& plain,
+                                     tile::FragmentB& transposed) {
   using Tile = tile::SharedTile<16, 16>;
   const int lane = tile::lane_id(), column = lane % 16, warp = static_cast<int>(threadIdx.x) / 32;
   __syncwarp();            // scratch.lower, from all lanes
@@ -108,16 +108,14 @@ FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, const float* colum
     }
     x[i] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
-  const float scale = column_scales[column];
 #pragma unroll
   for (int i = 0; i < kInverseBlock; ++i) {
     const int at = Tile::offset(i, column / 8) + column % 8 * 2;
     const ptx::F16 rounded = __float2half_rn(x[i]);
-    if (lane < 16) {  // half of the warp writes the parts, the other half the scaled one
+    if (lane < 16) {  // half of the warp writes one part, the other half the other
       *reinterpret_cast<ptx::F16*>(scratch.tiles[0] + at) = rounded;
-      if (kParts == 2) *reinterpret_cast<ptx::F16*>(scratch.tiles[1] + at) = __float2half_rn(x[i] - __half2float(rounded));
-    } else {
-      *reinterpret_cast<ptx::F16*>(scratch.tiles[2] + at) = __float2half_rn(x[i] * scale);
+    } else if (kParts == 2) {
+      *reinterpret_cast<ptx::F16*>(scratch.tiles[1] + at) = __float2half_rn(x[i] - __half2float(rounded));
     }
   }
   __syncwarp();  // the tiles, for the fragments
@@ -129,7 +127,7 @@ FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, const float* colum
     plain.part[i] = tile::load_b_transposed(part, 0, 0);
   }
   store_parts(exchange.diagonal[warp], own);
-  scaled = tile::load_b(Tile{ptx::shared_address(scratch.tiles[2])}, 0, 0);
+  transposed = tile::load_b(Tile{ptx::shared_address(scratch.tiles[0])}, 0, 0);
 }
 
 /// Blocks T_ij of this warp's column below the diagonal, after a barrier: store(i, T_ij) takes each as two accumulators.

@@ -26,6 +26,18 @@ std::string missing_device() {
   return "needs a CUDA device of compute capability 8.0 or newer";
 }
 
+std::string refuse_device(int device) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+    cudaGetLastError();
+    return "there is no CUDA device " + std::to_string(device);
+  }
+  if (major >= 8) return {};
+  return "needs compute capability 8.0; CUDA device " + std::to_string(device) + " has " + std::to_string(major) + "." +
+         std::to_string(minor);
+}
+
 DeviceProperties properties_of(int device) {
   DeviceProperties result{};
   check(cudaDeviceGetAttribute(&result.multiprocessors, cudaDevAttrMultiProcessorCount, device), "properties of the CUDA device");

@@ -11,6 +11,9 @@ void check(int status, const char* what);
 /// Empty if there is a CUDA device of capability 8.0 or newer, else what is missing.
 std::string missing_device();
 
+/// Empty if there is a device of that number and of capability 8.0 or newer, else the reason to refuse it.
+std::string refuse_device(int device);
+
 struct DeviceProperties {
   int multiprocessors;
   int block_shared_bytes;  // that a block may have

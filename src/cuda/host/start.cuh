@@ -15,9 +15,10 @@ int start_kernel(void (*kernel)(Params), const Params& params, std::int64_t bloc
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (status != cudaSuccess) return status;
-  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-      params);
-  return cudaGetLastError();
+  Params copy = params;
+  void* arguments[] = {&copy};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(blocks)),
+                          dim3(static_cast<unsigned>(threads)), arguments, shared_bytes, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace flashqla::cuda

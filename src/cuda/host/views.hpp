@@ -14,7 +14,6 @@ template <class Byte>
 HeadTensor device_view(const HeadView<Byte>& x) {
   return {x.data, x.dtype, x.stride};
 }
-/// `rows`: rows of the tensor, or the most that its indices may name.
 template <class Byte>
 StateTensor device_view(const StateView<Byte>& x) {
   return {const_cast<std::byte*>(x.data),
@@ -23,8 +22,9 @@ StateTensor device_view(const StateView<Byte>& x) {
           x.rows,
           x.stride_row,
           x.stride_head,
-          x.stride_outer};
+          x.stride_outer,
+          0};
 }
-inline IndexTensor device_view(const IndexView& x) { return {x.data, x.dtype, x.stride_0, x.stride_1}; }
+inline IndexTensor device_view(const IndexView& x) { return {x.data, x.dtype, x.stride_0, x.stride_1, x.size_0, x.size_1}; }
 
 }  // namespace flashqla::cuda

@@ -29,6 +29,7 @@ struct StateTensor {
   std::int32_t value_first = 0;
   std::int64_t rows = 0;
   std::int64_t stride_row = 0, stride_head = 0, stride_outer = 0;  // outer: the dimension before the last
+  std::int32_t vectors = 0;  // four neighbouring elements lie so that they can be moved together
 };
 
 /// Indices in one or two dimensions. Null: absent.
@@ -36,6 +37,7 @@ struct IndexTensor {
   const void* data = nullptr;
   DType dtype = DType::i64;
   std::int64_t stride_0 = 0, stride_1 = 0;
+  std::int64_t size_0 = 0, size_1 = 0;
 };
 
 /// What a kernel knows of the sequences. Sequences are cut into chunks of 64 tokens, counted from a sequence's start or, with a

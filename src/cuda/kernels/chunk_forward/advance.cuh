@@ -2,8 +2,8 @@
 // transposed, so that V lies along the rows of the products and what one leaves in the accumulators is the next one's left
 // operand:
 //
-//   E^T = v^T - read_k o (S^T K^T)     [V x 64]     U^T = E^T solve^T
-//   O^T = read_q o (S^T Q^T) + U^T scores^T         S^T = total S^T + (write_k o U^T) K
+//   E^T = strength o v^T - read_k o (S^T K^T)          [V x 64]     U^T = E^T solve^T
+//   O^T = read_q o (S^T Q^T) + rise o (U^T scores^T)                S^T = total S^T + (write_k o U^T) K
 //
 // S^T stays in the accumulators (f32) from the first chunk to the last. Who has what: shared.cuh.
 //
@@ -13,6 +13,7 @@
 // nothing decays.
 #pragma once
 
+#include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_forward/states.cuh"
 #include "cuda/ptx/barrier.cuh"
 
@@ -85,7 +86,7 @@ FLASHQLA_DEVICE tile::BlockAddresses<kChunkTokens, kDimK> own_tokens(const tile:
   return tile::from_column(tile::addresses_b(Rows{rows.base + place.half * kHalfTokens * Rows::kRowBytes}), half * (kDimK / 2));
 }
 
-/// e = v - read_k o e for the warp's own tokens; the largest of each of the lane's two rows.
+/// e = strength o v - read_k o e for the warp's own tokens; the largest of each of the lane's two rows.
 template <class Element, int kSlab>
 FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& values, const std::byte* unit,
                                  const LanePlace& place, tile::Accumulator (&e)[4], float (&largest)[2]) {
@@ -96,12 +97,13 @@ FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& va
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float2 factors = column_factors(unit, ChunkUnit::kReadK, 4 * place.half + 2 * t + half);
+      const float2 strengths = column_factors(unit, ChunkUnit::kStrength, 4 * place.half + 2 * t + half);
       const float2 upper = ptx::unpack_pair<Element>(v.a[2 * half]), lower = ptx::unpack_pair<Element>(v.a[2 * half + 1]);
       float* const c = e[2 * t + half].c;
-      c[0] = fmaf(-factors.x, c[0], upper.x);
-      c[1] = fmaf(-factors.y, c[1], upper.y);
-      c[2] = fmaf(-factors.x, c[2], lower.x);
-      c[3] = fmaf(-factors.y, c[3], lower.y);
+      c[0] = fmaf(-factors.x, c[0], strengths.x * upper.x);
+      c[1] = fmaf(-factors.y, c[1], strengths.y * upper.y);
+      c[2] = fmaf(-factors.x, c[2], strengths.x * lower.x);
+      c[3] = fmaf(-factors.y, c[3], strengths.y * lower.y);
       largest[0] = fmaxf(largest[0], fmaxf(fabsf(c[0]), fabsf(c[1])));
       largest[1] = fmaxf(largest[1], fmaxf(fabsf(c[2]), fabsf(c[3])));
     }
@@ -113,16 +115,9 @@ FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& va
   }
 }
 
-/// The power of two above x, from 2^-126 to 2^126 (that for infinity too).
-FLASHQLA_DEVICE float power_above(float x) {
-  const int exponent = min(max(static_cast<int>(__float_as_uint(x) >> 23) + 1, 1), 253);
-  return __uint_as_float(static_cast<std::uint32_t>(exponent) << 23);
-}
-FLASHQLA_DEVICE float inverse_power(float power) { return __uint_as_float((254u << 23) - __float_as_uint(power)); }
-
 /// The warp's own errors divided by their rows' scales, as left operands.
 FLASHQLA_DEVICE void pack_errors(const float (&scale)[2], tile::Accumulator (&e)[4], tile::FragmentA (&errors)[2]) {
-  const float inverse[2] = {inverse_power(scale[0]), inverse_power(scale[1])};
+  const float inverse[2] = {block::inverse_power(scale[0]), block::inverse_power(scale[1])};
 #pragma unroll
   for (int t = 0; t < 2; ++t) {
     scale_rows(e[2 * t], inverse);

@@ -112,13 +112,14 @@ FLASHQLA_DEVICE void solve_tokens(const std::byte* unit, Answer& to, const Answe
                                   const float (&largest)[2], tile::Accumulator (&e)[4], tile::Accumulator (&o)[4],
                                   tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2]) {
   const int lane = tile::lane_id();
-  float scale[2] = {power_above(largest[0]), power_above(largest[1])}, first_scale[2] = {1.0f, 1.0f}, ratio[2] = {1.0f, 1.0f};
+  float scale[2] = {block::power_above(largest[0]), block::power_above(largest[1])}, first_scale[2] = {1.0f, 1.0f},
+        ratio[2] = {1.0f, 1.0f};
   tile::FragmentA first[2] = {}, own[2];
   __syncwarp();  // all lanes have read the other warp's state: its memory may be written
   if (place.half == 0) {
     pack_errors(scale, e, own);
     for (int t = 0; t < 2; ++t) to.errors[t][lane] = {own[t].a[0], own[t].a[1], own[t].a[2], own[t].a[3]};
-    to.scales[lane] = {scale[0], scale[1]};
+    if (lane % 4 == 0) to.scales[lane / 4] = {scale[0], scale[1]};
   }
   ptx::named_barrier(place.barrier(1), 64);  // errors and scales of the first tokens, for the other warp
   if (place.half == 1) {
@@ -126,12 +127,12 @@ FLASHQLA_DEVICE void solve_tokens(const std::byte* unit, Answer& to, const Answe
       const uint4 a = from.errors[t][lane];
       first[t] = {{a.x, a.y, a.z, a.w}};
     }
-    const float2 scales = from.scales[lane];
+    const float2 scales = from.scales[lane / 4];
     first_scale[0] = scales.x;
     first_scale[1] = scales.y;
     for (int i = 0; i < 2; ++i) {
       scale[i] = fmaxf(scale[i], first_scale[i]);
-      ratio[i] = first_scale[i] * inverse_power(scale[i]);
+      ratio[i] = first_scale[i] * block::inverse_power(scale[i]);
     }
     pack_errors(scale, e, own);
   }
@@ -162,6 +163,7 @@ FLASHQLA_DEVICE void solve_tokens(const std::byte* unit, Answer& to, const Answe
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     scale_columns(o[n], column_factors(unit, ChunkUnit::kReadQ, 4 * place.half + n));
+    scale_columns(u[n], column_factors(unit, ChunkUnit::kRise, 4 * place.half + n));
 #pragma unroll
     for (int i = 0; i < 4; ++i) o[n].c[i] = fmaf(scale[i / 2], u[n].c[i], o[n].c[i]);
   }

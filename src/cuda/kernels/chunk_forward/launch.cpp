@@ -26,9 +26,10 @@ std::int64_t chunk_bound(const Problem& p, StoredStates stored) {
 }
 
 template <class Byte>
-bool rows_aligned(const TokenView<Byte>& x, const Problem& p) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && (p.tokens <= 1 || x.stride_token % kAlignedElements == 0) &&
-         x.stride_head % kAlignedElements == 0 && x.stride_batch % kAlignedElements == 0;
+bool rows_aligned(const TokenView<Byte>& x, const Problem& p, std::int64_t heads) {
+  const auto multiple = [](std::int64_t size, std::int64_t stride) { return size <= 1 || stride % kAlignedElements == 0; };
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && multiple(p.tokens, x.stride_token) &&
+         multiple(heads, x.stride_head) && multiple(p.batch, x.stride_batch);
 }
 
 ChunkForwardParams params_of(const ChunkForwardArguments& a, const ScheduleArrays& arrays, std::byte* units) {
@@ -52,7 +53,8 @@ ChunkForwardParams params_of(const ChunkForwardArguments& a, const ScheduleArray
   params.group = static_cast<std::int32_t>(in.group);
   params.dim_k = static_cast<std::int32_t>(p.dim_k);
   params.dim_v = static_cast<std::int32_t>(p.dim_v);
-  params.aligned = rows_aligned(in.q, p) && rows_aligned(in.k, p) && rows_aligned(in.v, p) && rows_aligned(a.o, p);
+  params.aligned = rows_aligned(in.q, p, p.heads_qk) && rows_aligned(in.k, p, p.heads_qk) && rows_aligned(in.v, p, p.heads_v) &&
+                   rows_aligned(a.o, p, p.heads_v);
   params.scale = static_cast<float>(in.scale);
   params.l2norm_eps = p.qk_l2norm ? static_cast<float>(p.l2norm_eps) : -1.0f;
   params.gate = p.gate;
@@ -109,7 +111,7 @@ std::string chunk_forward_refusal(const ChunkForward& d) {
       p.sequences() * p.heads_v * ((p.dim_v + 15) / 16) >= kMostBlocks) {
     return "takes fewer than 2^31 chunks times heads";
   }
-  return {};
+  return refuse_device(p.device.index);
 }
 
 std::size_t chunk_forward_workspace(const ChunkForward& d, int) { return table_bytes(d) + units_bytes(d); }
@@ -119,9 +121,11 @@ void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, 
   if (a.g_cumulative.present() || a.a.present()) {
     throw Unsupported("chunk_forward: g_cumulative and a are computed on the CPU only");
   }
-  if (p.sequences() == 0) return;
+  if (p.sequences() == 0 && !p.packed) return;  // a pack of none has rows past its last offset
   const ChunkForward d{p, a.stored_states, a.states_every};
   const DeviceScope scope(p.device.index);
+  const std::int32_t padded_k = padded_dim_k(p.dim_k);
+  const AdvanceShape shape = shape_of(p, padded_k, properties_of(p.device.index));
   ScheduleArrays arrays;
   if (needs_table(p, a.stored_states)) {
     arrays = schedule_arrays(p.sequences(), workspace);
@@ -134,12 +138,10 @@ void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, 
     check(start_schedule(request, arrays, stream.handle), "starting the schedule of chunk_forward");
   }
   ChunkForwardParams params = params_of(a, arrays, workspace + table_bytes(d));
-  const std::int32_t padded_k = padded_dim_k(p.dim_k);
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t prepare_blocks = params.sequences.chunk_bound * p.heads_qk;
   check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, prepare_blocks, stream.handle),
         "starting prepare_chunks");
-  const AdvanceShape shape = shape_of(p, padded_k, properties_of(p.device.index));
   params.stages = shape.stages;
   const std::int64_t slab = 16 * shape.tiles, advance_blocks = p.sequences() * p.heads_v * ((p.dim_v + slab - 1) / slab);
   check((bf16 ? start_advance_bf16 : start_advance_f16)(params, padded_k, shape.tiles, advance_blocks, stream.handle),

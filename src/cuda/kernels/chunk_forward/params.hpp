@@ -16,13 +16,15 @@ struct ChunkUnit {
   static constexpr int kTriangleBytes = kBlocks * 512;
   static constexpr int kFactors = 64;
   // Bytes from the unit's start.
-  static constexpr int kSolve = 0;                       // U = solve (v - read_k o (K S)), beta folded into its columns
-  static constexpr int kScores = kTriangleBytes;         // tril(scale Gam o Q K^T)
-  static constexpr int kReadK = 2 * kTriangleBytes;      // f32 [64]: decay since the chunk's start times the key's factor
-  static constexpr int kReadQ = kReadK + 4 * kFactors;   // the same of the query, times scale
-  static constexpr int kWriteK = kReadQ + 4 * kFactors;  // decay to the chunk's end times the key's factor
-  static constexpr int kTotal = kWriteK + 4 * kFactors;  // f32: decay of the whole chunk
-  static constexpr int kPrecise = kTotal + 4;            // f32: not 0 where K S needs more than the rounded state
+  static constexpr int kSolve = 0;                         // U = solve (strength o v - read_k o (K S))
+  static constexpr int kScores = kTriangleBytes;           // O = read_q o (Q S) + rise o (scores U)
+  static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: beta
+  static constexpr int kReadK = kStrength + 4 * kFactors;  // beta times the decay since the chunk's start and the key's factor
+  static constexpr int kReadQ = kReadK + 4 * kFactors;     // scale times that decay and the query's factor
+  static constexpr int kRise = kReadQ + 4 * kFactors;      // what the rows of scores have been divided by
+  static constexpr int kWriteK = kRise + 4 * kFactors;     // decay to the chunk's end times the key's factor
+  static constexpr int kTotal = kWriteK + 4 * kFactors;    // f32: decay of the whole chunk
+  static constexpr int kPrecise = kTotal + 4;              // f32: not 0 where K S needs more than the rounded state
   static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
 };
 
@@ -43,7 +45,7 @@ struct ChunkForwardParams {
   StoredStates stored_states;
   std::int64_t states_every;         // chunks. With StoredStates::every:
   const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state
-  const std::int32_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
+  const std::int64_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
   std::byte* units;                  // [chunk][Hv] ChunkUnit
 };
 

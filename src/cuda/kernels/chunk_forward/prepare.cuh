@@ -1,6 +1,6 @@
 // The part of chunk_forward that knows no state, for all chunks at once: one block of 128 threads a chunk and q/k head. With
 // Gam_ij = the decay between tokens j and i (i >= j), and everything normalised on the way if asked for:
-//   L = stril(beta_i Gam_ij k_i.k_j),  solve = (I + L)^-1 o beta_j,  scores = tril(scale Gam_ij q_i.k_j)
+//   L = stril(beta_i Gam_ij k_i.k_j),  solve = (I + L)^-1,  scores = tril(scale Gam_ij q_i.k_j)
 // and the factors of rows, to a ChunkUnit. K K^T and Q K^T are made once and stay in the accumulators for all value heads of the
 // group: warp w has their rows 16 w to 16 w + 15.
 #pragma once
@@ -25,7 +25,9 @@ inline constexpr int kInverseParts<ptx::F16> = 2;
 /// whose mean of beta |k|^2, weighted with itself, is above this is precise.
 inline constexpr float kMostStrength = 1.4f;
 
-/// Sums of log2 decays and betas of a value head's tokens.
+/// Sums of log2 decays and betas of a value head's tokens. Where there is growth, sums are lowered by h, a whole number above the
+/// rise since the lowest sum so far: then no 2^(sum_i - sum_j) with i >= j exceeds 2, and what is taken away comes back as 2^h in
+/// the factors of rows. Without growth h is 0.
 struct HeadGates {
   float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens];
 };
@@ -46,6 +48,7 @@ struct PrepareShared {
   };
   float factors[2][kChunkTokens];  // what L2 normalisation multiplies keys and queries by
   float squares[kChunkTokens];     // |k|^2 as the operation takes the keys
+  float rises[kChunkTokens];       // a power of two above each row of scale Q K^T
 };
 
 /// The chunk of a block.
@@ -56,57 +59,51 @@ struct PreparedChunk {
   std::int32_t head_qk;
 };
 
-/// |q|^2 of row `row`.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE float query_square(const PrepareShared<Element, kDimK>& shared, int row) {
-  using Rows = typename PrepareShared<Element, kDimK>::Rows;
-  float sums[2] = {0.0f, 0.0f};
-#pragma unroll 4
-  for (int piece = 0; piece < Rows::kRowPieces; ++piece) {
-    const uint4 pairs = *reinterpret_cast<const uint4*>(shared.rows[1] + Rows::offset(row, piece));
-    const std::uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+/// The diagonal of a product of rows with themselves, of the warp's 16 rows: body(row, square) on the lane that has it.
+template <class Body>
+FLASHQLA_DEVICE void for_each_square(const tile::Accumulator (&diagonal)[2], Body body) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, row = tile::lane_id() / 4, column = tile::lane_id() % 4 * 2;
+  if (row / 2 * 2 != column) return;
 #pragma unroll
-    for (const std::uint32_t word : words) {
-      const float2 x = ptx::unpack_pair<Element>(word);
-      sums[0] = fmaf(x.x, x.x, sums[0]);
-      sums[1] = fmaf(x.y, x.y, sums[1]);
-    }
+  for (int upper = 0; upper < 2; ++upper) {
+    const float* const c = diagonal[upper].c + 2 * upper;
+    body(16 * warp + row + 8 * upper, row % 2 == 0 ? c[0] : c[1]);
   }
-  return sums[0] + sums[1];
 }
 
-/// Factors of rows and |k|^2. The latter are the diagonal of K K^T: of each row one lane of its warp has it.
+/// Factors of rows, |k|^2, and a power of two above each row of scale Q K^T (rows of zeros: 1).
 template <class Element, int kDimK>
-FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, float eps, const tile::Accumulator (&kk)[8]) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, row = tile::lane_id() / 4, column = tile::lane_id() % 4 * 2;
+FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, const ChunkForwardParams& p, int tokens,
+                                 const tile::Accumulator (&k_k)[2], const tile::Accumulator (&q_q)[2]) {
+  const auto factor = [&](int row, float square) {
+    return p.l2norm_eps >= 0.0f && row < tokens ? rsqrtf(square + p.l2norm_eps) : 1.0f;
+  };
+  for_each_square(k_k, [&](int row, float square) {
+    const float f = factor(row, square);
+    shared.factors[0][row] = f;
+    shared.squares[row] = square * f * f;
+  });
+  __syncthreads();  // |k|^2, for the largest of them
+  float largest = fmaxf(shared.squares[tile::lane_id()], shared.squares[tile::lane_id() + 32]);
 #pragma unroll
-  for (int block_j = 0; block_j < 4; ++block_j) {
-    if (block_j != warp) continue;
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      if (row / 2 * 2 != column) continue;
-      const float square = row % 2 == 0 ? kk[2 * block_j + upper].c[2 * upper] : kk[2 * block_j + upper].c[2 * upper + 1];
-      const float factor = eps >= 0.0f ? rsqrtf(square + eps) : 1.0f;
-      shared.factors[0][16 * warp + row + 8 * upper] = factor;
-      shared.squares[16 * warp + row + 8 * upper] = square * factor * factor;
-    }
-  }
-  if (threadIdx.x < kChunkTokens) {
-    const int query = static_cast<int>(threadIdx.x);
-    shared.factors[1][query] = eps >= 0.0f ? rsqrtf(query_square<Element>(shared, query) + eps) : 1.0f;
-  }
+  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  for_each_square(q_q, [&](int row, float square) {
+    const float f = factor(row, square), bound = fabsf(p.scale) * f * sqrtf(square) * sqrtf(largest);
+    shared.factors[1][row] = f;
+    shared.rises[row] = bound > 0.0f ? block::power_above(bound) : 1.0f;
+  });
 }
 
 /// A token's log2 decay and beta.
 FLASHQLA_DEVICE float2 token_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head, int token) {
   if (token >= chunk.tokens) return {0.0f, 0.0f};  // past the end nothing decays and nothing is written
-  const float rate = p.gate == Gate::computed ? -expf(load_scalar(p.a_log.data, p.a_log.dtype, head * p.a_log.stride)) : 0.0f;
+  const float a_log = p.gate == Gate::computed ? load_scalar(p.a_log.data, p.a_log.dtype, head * p.a_log.stride) : 0.0f;
   const float bias = p.dt_bias.data != nullptr ? load_scalar(p.dt_bias.data, p.dt_bias.dtype, head * p.dt_bias.stride) : 0.0f;
   const std::int64_t row = chunk.token + token;
   const float g = p.gate == Gate::none ? 0.0f : load_scalar(p.g.data, p.g.dtype, offset_of(p.g, chunk.batch, row, head));
   const float b =
       p.beta_kind == Beta::one ? 1.0f : load_scalar(p.beta.data, p.beta.dtype, offset_of(p.beta, chunk.batch, row, head));
-  return {block::log_decay(p.gate, g, rate, bias), block::strength(p.beta_kind, b)};
+  return {block::log_decay(p.gate, g, a_log, bias), block::strength(p.beta_kind, b)};
 }
 
 /// Gates of one value head by one warp, two tokens a lane, and the factors of its unit.
@@ -118,20 +115,27 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
   double sums[2] = {block::warp_sums(static_cast<double>(first.x) * block::kLog2E),
                     block::warp_sums(static_cast<double>(second.x) * block::kLog2E)};
   sums[1] += __shfl_sync(0xffffffffu, sums[0], 31);
+  double lowest[2] = {block::warp_minima(sums[0]), block::warp_minima(sums[1])};  // up to and with each token
+  lowest[1] = fmin(lowest[1], __shfl_sync(0xffffffffu, lowest[0], 31));
   const block::TwoFloats all = block::split(__shfl_sync(0xffffffffu, sums[1], 31));
   float strength = 0.0f, squares = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
-    const block::TwoFloats sum = block::split(sums[half]);
+    const double rise = ceil(sums[half] - lowest[half]);
+    const float power = exp2f(static_cast<float>(rise)), inverse = exp2f(static_cast<float>(-rise));
+    const block::TwoFloats sum = block::split(sums[half]), lowered = block::split(sums[half] - rise);
     const float beta = half == 0 ? first.y : second.y, own = beta * shared.squares[token];
-    gates.high[token] = sum.high;
-    gates.low[token] = sum.low;
+    gates.high[token] = lowered.high;
+    gates.low[token] = lowered.low;
     gates.beta[token] = beta;
     const float decay = exp2f(sum.high) * exp2f(sum.low), factor_k = shared.factors[0][token];
-    reinterpret_cast<float*>(unit + ChunkUnit::kReadK)[token] = decay * factor_k;
-    reinterpret_cast<float*>(unit + ChunkUnit::kReadQ)[token] = p.scale * decay * shared.factors[1][token];
-    reinterpret_cast<float*>(unit + ChunkUnit::kWriteK)[token] = block::exp2_difference(all, sum) * factor_k;
+    const auto store = [&](int offset, float x) { reinterpret_cast<float*>(unit + offset)[token] = x; };
+    store(ChunkUnit::kStrength, beta * inverse);
+    store(ChunkUnit::kReadK, beta * inverse * decay * factor_k);
+    store(ChunkUnit::kReadQ, p.scale * decay * shared.factors[1][token]);
+    store(ChunkUnit::kRise, shared.rises[token] * power);
+    store(ChunkUnit::kWriteK, block::exp2_difference(all, sum) * factor_k * power);
     strength += own;
     squares += own * own;
   }
@@ -161,7 +165,8 @@ FLASHQLA_DEVICE void gate_products(const PrepareShared<Element, kDimK>& shared, 
     for (int upper = 0; upper < 2; ++upper) {  // rows g and g + 8
       const int i = 16 * warp + lane / 4 + 8 * upper;
       const block::TwoFloats sum_i{gates.high[i], gates.low[i]};
-      const float factor_l = -gates.beta[i] * shared.factors[0][i], factor_s = scale * shared.factors[1][i];
+      const float factor_l = -gates.beta[i] * shared.factors[0][i],
+                  factor_s = scale * shared.factors[1][i] * block::inverse_power(shared.rises[i]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -200,19 +205,12 @@ FLASHQLA_DEVICE void store_block(std::byte* unit, int triangle, int block_i, int
 
 /// `solve`, this warp's column of blocks, to the unit.
 template <int kParts>
-FLASHQLA_DEVICE void store_solve(const HeadGates& gates, const block::InverseExchange<kParts>& exchange,
-                                 const block::PartsB<kParts>& diagonal, const tile::FragmentB& scaled, std::byte* unit) {
-  const int column = static_cast<int>(threadIdx.x) / 32, place = 16 * column + tile::lane_id() % 4 * 2;
-  store_block(unit, ChunkUnit::kSolve, column, column, scaled);
-  const float beta[2][2] = {{gates.beta[place], gates.beta[place + 1]}, {gates.beta[place + 8], gates.beta[place + 9]}};
+FLASHQLA_DEVICE void store_solve(const block::InverseExchange<kParts>& exchange, const block::PartsB<kParts>& diagonal,
+                                 const tile::FragmentB& transposed, std::byte* unit) {
+  const int column = static_cast<int>(threadIdx.x) / 32;
+  store_block(unit, ChunkUnit::kSolve, column, column, transposed);
   block::solve_block_column(exchange, diagonal, [&](int i, const tile::Accumulator(&t)[2]) {
-    tile::Accumulator c[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int at = 0; at < 4; ++at) c[half].c[at] = t[half].c[at] * beta[half][at % 2];
-    }
-    store_block(unit, ChunkUnit::kSolve, i, column, tile::to_b_transposed<ptx::F16>(c[0], c[1]));
+    store_block(unit, ChunkUnit::kSolve, i, column, tile::to_b_transposed<ptx::F16>(t[0], t[1]));
   });
 }
 

@@ -38,15 +38,16 @@ FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const Pr
   ptx::cp_async_wait<0>();
 }
 
-/// This warp's 16 rows of K K^T and Q K^T, blocks on and below the diagonal.
+/// This warp's 16 rows of K K^T and Q K^T, blocks on and below the diagonal; of Q Q^T the one on it.
 template <class Element, int kDimK>
 FLASHQLA_DEVICE void multiply_keys(const PrepareShared<Element, kDimK>& shared, tile::Accumulator (&kk)[8],
-                                   tile::Accumulator (&qk)[8]) {
+                                   tile::Accumulator (&qk)[8], tile::Accumulator (&qq)[2]) {
   using Rows = typename PrepareShared<Element, kDimK>::Rows;
   const Rows keys{ptx::shared_address(shared.rows[0])}, queries{ptx::shared_address(shared.rows[1])};
   const int warp = static_cast<int>(threadIdx.x) / 32;
   tile::clear(kk);
   tile::clear(qk);
+  tile::clear(qq);
 #pragma unroll 4
   for (int k0 = 0; k0 < kDimK; k0 += 16) {
     const tile::FragmentA key = tile::load_a(keys, 16 * warp, k0), query = tile::load_a(queries, 16 * warp, k0);
@@ -57,6 +58,7 @@ FLASHQLA_DEVICE void multiply_keys(const PrepareShared<Element, kDimK>& shared, 
       tile::multiply<Element>(kk[2 * block_j], kk[2 * block_j + 1], key, b);
       tile::multiply<Element>(qk[2 * block_j], qk[2 * block_j + 1], query, b);
     }
+    tile::multiply<Element>(qq[0], qq[1], query, tile::load_b(queries, 16 * warp, k0));
   }
 }
 
@@ -78,8 +80,17 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __gri
   load_keys_and_queries<Element>(p, chunk, shared);
   __syncthreads();  // the rows, for the products and the factors
   tile::Accumulator kk[8], qk[8];
-  multiply_keys<Element>(shared, kk, qk);
-  row_factors<Element>(shared, p.l2norm_eps, kk);
+  {
+    tile::Accumulator qq[2], k_k[2];
+    multiply_keys<Element>(shared, kk, qk, qq);
+#pragma unroll
+    for (int block_j = 0; block_j < 4; ++block_j) {
+      if (block_j != static_cast<int>(threadIdx.x) / 32) continue;
+      k_k[0] = kk[2 * block_j];
+      k_k[1] = kk[2 * block_j + 1];
+    }
+    row_factors<Element>(shared, p, chunk.tokens, k_k, qq);
+  }
 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   typename PrepareShared<Element, kDimK>::Heads& heads = shared.heads;
@@ -88,21 +99,22 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __gri
     __syncthreads();  // all have read the rows and factors of rows are written; or the last heads' gates have been read
     const std::int32_t own = first + warp;
     if (own < p.group) {
-      prepare_gates(p, chunk, chunk.head_qk * p.group + own, shared, heads.gates[warp], units + own * ChunkUnit::kBytes);
+      prepare_gates(p, chunk, chunk.head_qk * p.group + own, shared, heads.gates[warp],
+                    units + std::int64_t{own} * ChunkUnit::kBytes);
     }
     __syncthreads();  // gates, for the products
     const std::int32_t count = p.group - first < kPrepareWarps ? p.group - first : kPrepareWarps;
 #pragma unroll 1
     for (std::int32_t h = 0; h < count; ++h) {
-      std::byte* const unit = units + (first + h) * ChunkUnit::kBytes;
+      std::byte* const unit = units + std::int64_t{first + h} * ChunkUnit::kBytes;
       block::InverseExchange<kInverseParts<Element>>& exchange = heads.exchange[h % 2];
       gate_products(shared, heads.gates[h], p.scale, kk, qk, exchange, heads.scratch[warp], unit);
       block::PartsB<kInverseParts<Element>> diagonal;
-      tile::FragmentB scaled;
-      block::invert_diagonal(heads.scratch[warp], heads.gates[h].beta + 16 * warp, exchange, diagonal, scaled);
+      tile::FragmentB transposed;
+      block::invert_diagonal(heads.scratch[warp], exchange, diagonal, transposed);
       // The exchange, for columns of blocks. The next head writes the other one, which all have left when they come here.
       __syncthreads();
-      store_solve(heads.gates[h], exchange, diagonal, scaled, unit);
+      store_solve(exchange, diagonal, transposed, unit);
     }
   }
 }

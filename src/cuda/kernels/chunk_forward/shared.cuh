@@ -23,7 +23,7 @@ inline constexpr int kMaxStages = 2;
 /// What one warp of a pair leaves for the other, after it has read the other's half of the state.
 struct Answer {
   uint4 errors[2][32], updates[2][32];  // of the first half's tokens, for the second
-  float2 scales[32];
+  float2 scales[8];                     // of the lanes' rows
   uint4 left[2][32], rest[2][32];
 };
 

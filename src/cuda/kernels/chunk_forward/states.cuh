@@ -64,7 +64,8 @@ struct StateStore {
     until = p.states_every - p.stored_phase[work.sequence];
   }
   FLASHQLA_DEVICE void store(const ChunkForwardParams& p, const AdvanceWork& work, const StatePart<kDimK>& part) {
-    const std::int64_t row = p.stored_rows.data != nullptr ? load_index(p.stored_rows, place) : place;
+    std::int64_t row = place;
+    if (p.stored_rows.data != nullptr) row = place < p.stored_rows.size_0 ? load_index(p.stored_rows, place) : -1;
     store_state<kDimK>(p, work, p.stored, row, part);
     ++place;
   }

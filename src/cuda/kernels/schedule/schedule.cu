@@ -9,6 +9,7 @@ namespace flashqla::cuda {
 
 namespace {
 
+constexpr std::int64_t kMostPrefix = std::int64_t{1} << 62;  // as the host's checks for the CPU
 constexpr int kThreads = 1024, kWarps = kThreads / 32, kClasses = 64;
 
 struct Add {
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) make_schedule(const ScheduleRequest 
   __shared__ unsigned classes[kClasses];
   const int thread = static_cast<int>(threadIdx.x);
   const bool packed = request.cu_seqlens.data != nullptr;
-  std::int64_t offset = packed ? clamped(load_index(request.cu_seqlens, 0), request.tokens) : 0, chunks = 0, stored = 0;
+  std::int64_t offset = 0, chunks = 0, stored = 0;  // the first offset is 0, whatever the tensor says
   if (thread < kClasses) classes[thread] = 0;
   if (thread == 0) {
     if (packed) arrays.offsets[0] = offset;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) make_schedule(const ScheduleRequest 
     if (there) {
       length = packed ? last - arrays.offsets[n] : request.tokens;
       prefix = request.prefix_lengths.data != nullptr ? load_index(request.prefix_lengths, n) : 0;
-      if (prefix < 0) prefix = 0;
+      prefix = clamped(prefix, kMostPrefix);
       arrays.shifts[n] = static_cast<std::int32_t>(prefix % kChunkTokens);
     }
     const std::int64_t own = length > 0 ? (prefix % kChunkTokens + length + kChunkTokens - 1) / kChunkTokens : 0;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) make_schedule(const ScheduleRequest 
       const std::int64_t up_to = block_scan(there ? states : 0, stored, warps, Add{});
       if (there) {
         arrays.stored_begin[n] = up_to - states;
-        arrays.stored_phase[n] = static_cast<std::int32_t>(prefix / kChunkTokens % (request.states_every / kChunkTokens));
+        arrays.stored_phase[n] = prefix / kChunkTokens % (request.states_every / kChunkTokens);
       }
     }
   }
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) make_schedule(const ScheduleRequest 
 
 std::size_t schedule_bytes(std::int64_t sequences) {
   const auto entries = static_cast<std::size_t>(sequences + 1);
-  return (entries * (3 * sizeof(std::int64_t) + 3 * sizeof(std::int32_t)) + 255) / 256 * 256;
+  return (entries * (4 * sizeof(std::int64_t) + 2 * sizeof(std::int32_t)) + 255) / 256 * 256;
 }
 
 ScheduleArrays schedule_arrays(std::int64_t sequences, std::byte* memory) {
@@ -108,15 +109,18 @@ ScheduleArrays schedule_arrays(std::int64_t sequences, std::byte* memory) {
   arrays.offsets = reinterpret_cast<std::int64_t*>(memory);
   arrays.chunks = arrays.offsets + entries;
   arrays.stored_begin = arrays.chunks + entries;
-  arrays.shifts = reinterpret_cast<std::int32_t*>(arrays.stored_begin + entries);
-  arrays.stored_phase = arrays.shifts + entries;
-  arrays.order = arrays.stored_phase + entries;
+  arrays.stored_phase = arrays.stored_begin + entries;
+  arrays.shifts = reinterpret_cast<std::int32_t*>(arrays.stored_phase + entries);
+  arrays.order = arrays.shifts + entries;
   return arrays;
 }
 
 int start_schedule(const ScheduleRequest& request, const ScheduleArrays& arrays, void* stream) {
-  make_schedule<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(request, arrays);
-  return cudaGetLastError();
+  ScheduleRequest request_copy = request;
+  ScheduleArrays arrays_copy = arrays;
+  void* arguments[] = {&request_copy, &arrays_copy};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(make_schedule), dim3(1), dim3(kThreads), arguments, 0,
+                          static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace flashqla::cuda

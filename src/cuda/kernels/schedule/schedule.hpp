@@ -19,8 +19,8 @@ struct ScheduleRequest {
 
 /// The arrays, in the workspace.
 struct ScheduleArrays {
-  std::int64_t *offsets = nullptr, *chunks = nullptr, *stored_begin = nullptr;
-  std::int32_t *shifts = nullptr, *stored_phase = nullptr, *order = nullptr;
+  std::int64_t *offsets = nullptr, *chunks = nullptr, *stored_begin = nullptr, *stored_phase = nullptr;
+  std::int32_t *shifts = nullptr, *order = nullptr;
 };
 
 /// Bytes of the arrays for so many sequences, a multiple of 256.

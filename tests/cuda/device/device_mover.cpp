@@ -1,4 +1,4 @@
-#include "harness/device_mover.hpp"
+#include "device/device_mover.hpp"
 
 #include <cuda_runtime_api.h>
 

@@ -1,0 +1,41 @@
+// A case on the device against the reference in double.
+#pragma once
+
+#include <string>
+
+#include "device/device_mover.hpp"
+#include "harness/compare.hpp"
+
+namespace flashqla::test {
+
+inline const char* const kCudaImplementation = "cuda-portable";
+
+inline Values run_on_cuda(const Case& c, const Tensors& inputs) {
+  DeviceMover mover;
+  RunOptions options{kCudaImplementation};
+  options.mover = &mover;
+  return run_case(c, inputs, options);
+}
+
+/// What is wrong with the results of the case on these inputs; empty if nothing.
+inline std::string faults_of(const Case& c, const Tensors& inputs) {
+  const double recurrence = c.dtype == DType::f32 ? fp32_recurrence_error(c, inputs) : 0;
+  std::string lines;
+  try {
+    lines = differences(c, inputs, run_on_cuda(c, inputs), truth(c, inputs), recurrence);
+  } catch (const std::exception& error) {
+    lines = std::string("  threw: ") + error.what() + "\n";
+  }
+  return lines.empty() ? "" : to_text(c) + "\n" + lines;
+}
+inline std::string faults_of(const Case& c) { return faults_of(c, make_inputs(c)); }
+
+/// K and V made multiples of 16, and no tensors that would not fit.
+inline Case with_widths(Case c) {
+  c.K = (c.K + 15) / 16 * 16;
+  c.V = (c.V + 15) / 16 * 16;
+  if (c.strides == Strides::huge) c.strides = Strides::dense;
+  return c;
+}
+
+}  // namespace flashqla::test
