@@ -80,7 +80,7 @@ RecurrentForwardArguments checked(const RecurrentForward& d, const RecurrentForw
   arguments.token_states = state_view(t.token_states, p.state_layout);
   arguments.token_rows = index_view(t.token_rows);
 
-  if (!checker.complete()) return arguments;
+  if (!checker.complete() || p.device.type != DeviceType::cpu) return arguments;
   check_offsets(arguments.inputs.sequences);
   check_state_indices(arguments.states, t.states, p.sequences());
   if (t.token_rows.present()) {
@@ -109,6 +109,11 @@ void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tens
   check_call(plan, workspace, parallel);
   execute(plan, checked(plan.descriptor, tensors, static_cast<std::byte*>(workspace.data), Memory::required), workspace,
           parallel);
+}
+
+void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors, Workspace workspace, Stream stream) {
+  check_call(plan, workspace, DeviceType::cuda);
+  launch(plan, checked(plan.descriptor, tensors, nullptr, Memory::required), workspace, stream);
 }
 
 void recurrent_forward(const RecurrentForward& descriptor, const RecurrentForwardTensors& tensors) {

@@ -4,6 +4,7 @@
 
 #include "cuda/host/device.hpp"
 #include "cuda/kernels/chunk_forward/launch.hpp"
+#include "cuda/kernels/recurrent_forward/launch.hpp"
 
 namespace flashqla::cuda {
 
@@ -14,7 +15,10 @@ using detail::Implementation;
 constexpr detail::Operation<ChunkForward, ChunkForwardArguments> kChunkForward{chunk_forward_refusal, chunk_forward_workspace,
                                                                                nullptr, false, launch_chunk_forward};
 
-constexpr Implementation kPortable{"cuda-portable", missing_device, kChunkForward, {}, {}, DeviceType::cuda};
+constexpr detail::Operation<RecurrentForward, RecurrentForwardArguments> kRecurrentForward{
+    recurrent_forward_refusal, recurrent_forward_workspace, nullptr, false, launch_recurrent_forward};
+
+constexpr Implementation kPortable{"cuda-portable", missing_device, kChunkForward, {}, kRecurrentForward, DeviceType::cuda};
 
 }  // namespace
 

@@ -103,9 +103,11 @@ StateTensors state_tensors(const Places& places, const Case& c, const Tensors& i
 void run_on_device(const Plan<ChunkForward>& plan, const ChunkForwardTensors& views, Workspace workspace, Stream stream) {
   run(plan, views, workspace, stream);
 }
-template <class Descriptor, class Views>
-void run_on_device(const Plan<Descriptor>&, const Views&, Workspace, Stream) {
-  throw std::logic_error("only chunk_forward runs on devices");
+void run_on_device(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& views, Workspace workspace, Stream stream) {
+  run(plan, views, workspace, stream);
+}
+void run_on_device(const Plan<ChunkBackward>&, const ChunkBackwardTensors&, Workspace, Stream) {
+  throw std::logic_error("chunk_backward runs on no device");
 }
 
 /// The problem of a case on the device of the run.

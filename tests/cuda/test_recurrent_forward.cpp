@@ -1,0 +1,91 @@
+// recurrent_forward on the device against the reference in double.
+#include <gtest/gtest.h>
+
+#include "device/check.hpp"
+#include "harness/options.hpp"
+#include "harness/pairwise.hpp"
+#include "harness/parts.hpp"
+
+namespace flashqla::test {
+namespace {
+
+constexpr DType kDTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+TEST(RecurrentForward, Lengths) {
+  for (std::int64_t T = 0; T <= 40; ++T) {
+    for (StateLayout layout : {StateLayout::key_value, StateLayout::value_key}) {
+      Case c = parse_case("op=recurrent B=2 Hq=1 Hv=2");
+      c.T = T;
+      c.K = T % 5 == 4 ? 64 : 16;
+      c.V = T % 7 == 3 ? 48 : 16;
+      c.dtype = kDTypes[T % 3];
+      c.layout = layout;
+      c.initial = T % 2 == 0;
+      c.l2norm = T % 3 == 1;
+      c.seed = static_cast<std::uint64_t>(T) + 1;
+      EXPECT_EQ(faults_of(c), "");
+    }
+  }
+}
+
+TEST(RecurrentForward, Widths) {
+  for (std::int64_t K : {16, 48, 64, 80, 128, 144, 192, 256}) {
+    for (std::int64_t V : {16, 32, 48, 64, 112, 128, 256}) {
+      Case c = parse_case("op=recurrent B=3 T=2 Hq=1 Hv=2 initial=1");
+      c.K = K;
+      c.V = V;
+      c.dtype = kDTypes[(K + V) / 16 % 3];
+      c.layout = (K + V) / 16 % 2 == 0 ? StateLayout::key_value : StateLayout::value_key;
+      EXPECT_EQ(faults_of(c), "");
+    }
+  }
+}
+
+TEST(RecurrentForward, Options) {
+  Case base;
+  base.op = Op::recurrent;
+  for (const Case& c : pairwise(base, recurrent_options(), 300)) EXPECT_EQ(faults_of(with_widths(c)), "");
+}
+
+TEST(RecurrentForward, Cases) {
+  for (const char* tag : {"smoke", "full"}) {
+    for (const Case& c : load_cases("problems.txt", tag)) {
+      if (c.op != Op::recurrent) continue;
+      EXPECT_EQ(faults_of(with_widths(c)), "");
+    }
+  }
+}
+
+TEST(RecurrentForward, APackedSequenceIsTheSequenceAloneAndStepsAreTheWhole) {
+  for (DType dtype : kDTypes) {
+    Case c = with_lengths(parse_case("op=recurrent Hq=2 Hv=4 K=128 V=128 initial=1"), {1, 0, 3, 5}, 2);
+    c.dtype = dtype;
+    const Tensors inputs = make_inputs(c);
+    const Values packed = run_on_cuda(c, inputs);
+    EXPECT_EQ(bit_differences(packed, run_on_cuda(c, inputs)), "") << "a second run";
+    for (std::int64_t n = 0; n < c.sequences(); ++n) {
+      const Part part = sequence_alone(c, inputs, n);
+      const Values expected = {{"o", rows_of(packed.at("o"), c.T, c.begin(n), c.length(n))},
+                               {"final_state", rows_of(packed.at("final_state"), c.sequences(), n, 1)}};
+      EXPECT_EQ(bit_differences(run_on_cuda(part.c, part.inputs), expected), "") << "sequence " << n;
+    }
+  }
+}
+
+/// Indices that lead outside: nothing outside the tensors is touched, and the call ends.
+TEST(RecurrentForward, WrongIndicesStayInside) {
+  Case c = parse_case("op=recurrent B=4 T=2 Hq=1 Hv=2 K=64 V=64 pool=separate drafts=3 token_states=1 token_rows=1");
+  Tensors inputs = make_inputs(c);
+  for (const char* name : {"read", "write", "accepted", "token_rows"}) {
+    for (std::int64_t i = 0; i < inputs.at(name).count(); ++i) inputs.at(name).set(i, i % 2 == 0 ? 1 << 20 : -70000);
+  }
+  RunOptions options{kCudaImplementation};
+  DeviceMover mover;
+  options.mover = &mover;
+  const Case valid = c;
+  Tensors outputs = make_outputs(valid, make_inputs(valid));
+  EXPECT_NO_THROW(run_case_into(c, inputs, options, outputs));
+}
+
+}  // namespace
+}  // namespace flashqla::test
