@@ -72,6 +72,16 @@ TEST(RecurrentForward, APackedSequenceIsTheSequenceAloneAndStepsAreTheWhole) {
   }
 }
 
+/// Without sequences all rows lie past the last offset.
+TEST(RecurrentForward, RowsOfNoSequenceAreZero) {
+  for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{0}, std::vector<std::int64_t>{2, 1}}) {
+    const Case c = with_lengths(parse_case("op=recurrent Hq=1 Hv=2 K=64 V=32 dtype=bf16"), lengths, 5);
+    const Values values = run_on_cuda(c, make_inputs(c));
+    const std::vector<double> slack = rows_of(values.at("o"), c.T, c.used(), 5);
+    for (double x : slack) EXPECT_EQ(x, 0);
+  }
+}
+
 /// Indices that lead outside: nothing outside the tensors is touched, and the call ends.
 TEST(RecurrentForward, WrongIndicesStayInside) {
   Case c = parse_case("op=recurrent B=4 T=2 Hq=1 Hv=2 K=64 V=64 pool=separate drafts=3 token_states=1 token_rows=1");

@@ -220,14 +220,14 @@ FLASHQLA_DEVICE void zero_rows_of_none(const RecurrentParams& p) {
 }
 
 template <int kDimK, StateLayout kLayout>
-__global__ void __launch_bounds__(kRecurrentThreads, kDimK == 256 ? 4 : 4)
-    recurrent_steps(const __grid_constant__ RecurrentParams p) {
+__global__ void __launch_bounds__(kRecurrentThreads, 4) recurrent_steps(const __grid_constant__ RecurrentParams p) {
   __shared__ RecurrentShared<kDimK> shared;
   const std::int64_t slabs = (p.dim_v + kRecurrentColumns - 1) / kRecurrentColumns, index = blockIdx.x;
   const auto first_v = static_cast<int>(index % slabs) * kRecurrentColumns;
   const auto head = static_cast<std::int32_t>(index / slabs % p.heads_v);
   const std::int64_t n = index / slabs / p.heads_v;
   zero_rows_of_none(p);
+  if (n >= p.sequences) return;  // a pack of none
   const SequenceRows rows = rows_of(p, n);
   const std::int64_t read = read_row(p, n);
   std::int64_t write = -1;

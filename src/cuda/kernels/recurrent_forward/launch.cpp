@@ -1,5 +1,7 @@
 #include "cuda/kernels/recurrent_forward/launch.hpp"
 
+#include <algorithm>
+
 #include "cuda/host/device.hpp"
 #include "cuda/host/views.hpp"
 #include "cuda/kernels/recurrent_forward/params.hpp"
@@ -69,7 +71,8 @@ void launch_recurrent_forward(const RecurrentForwardArguments& a, std::byte*, St
   params.final_state = state_of(a.states.final_state);
   params.token_states = state_of(a.token_states);
   const std::int32_t padded_k = p.dim_k <= 64 ? 64 : p.dim_k <= 128 ? 128 : 256;
-  check(start_recurrent(params, padded_k, block_count(p), stream.handle), "starting recurrent_steps");
+  const std::int64_t least = p.packed ? 1 : 0;  // a pack of none has rows past its last offset
+  check(start_recurrent(params, padded_k, std::max(least, block_count(p)), stream.handle), "starting recurrent_steps");
 }
 
 }  // namespace flashqla::cuda
