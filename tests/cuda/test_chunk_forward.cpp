@@ -173,7 +173,8 @@ TEST(ChunkForward, NanStaysInItsHeadAndSequence) {
 TEST(ChunkForward, RowsOfNoSequenceAreZero) {
   Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16"), {0}, 130);
   const Tensors inputs = make_inputs(c);
-  for (double x : run_on_cuda(c, inputs).at("o")) EXPECT_EQ(x, 0);
+  const Values values = run_on_cuda(c, inputs);
+  for (double x : values.at("o")) EXPECT_EQ(x, 0);
 }
 
 /// Prefixes and offsets that promise more stored states than there are rows for.
