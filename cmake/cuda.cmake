@@ -4,7 +4,7 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80 90a-real)
 endif()
 enable_language(CUDA)
-find_package(CUDAToolkit 12.4 REQUIRED)
+find_package(CUDAToolkit 12.8 REQUIRED)  # the first whose nvcc has --compress-mode
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
