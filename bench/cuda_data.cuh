@@ -1,9 +1,10 @@
-// Random tensors on the device and their memory, for the benchmarks of CUDA kernels.
+// Random tensors on the device, their memory and a clock, for the benchmarks of CUDA kernels.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -74,5 +75,39 @@ class Memory {
  private:
   std::vector<void*> blocks_;
 };
+
+/// Milliseconds of each of 30 replays of a graph of what `record` puts on a stream, sorted.
+template <class Record>
+std::vector<float> replay_times(const Record& record) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaStreamCreate(&stream), "stream");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  record(stream);
+  check(cudaStreamEndCapture(stream, &graph), "capture");
+  check(cudaGraphInstantiate(&replay, graph, 0), "graph");
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  constexpr int kWarmUps = 3, kReplays = 30;
+  std::vector<float> times;
+  for (int i = 0; i < kWarmUps + kReplays; ++i) {
+    check(cudaEventRecord(begin, stream), "event");
+    check(cudaGraphLaunch(replay, stream), "replay");
+    check(cudaEventRecord(end, stream), "event");
+    check(cudaEventSynchronize(end), "replay");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "event");
+    if (i >= kWarmUps) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaEventDestroy(begin), "event");
+  check(cudaEventDestroy(end), "event");
+  check(cudaGraphExecDestroy(replay), "graph");
+  check(cudaGraphDestroy(graph), "graph");
+  check(cudaStreamDestroy(stream), "stream");
+  return times;
+}
 
 }  // namespace flashqla::bench

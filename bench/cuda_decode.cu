@@ -3,8 +3,6 @@
 // times the second-level cache; the time is that of a call, the median of 30 replays, beside that of copying the states on the
 // device (as many bytes read and written).
 #include <algorithm>
-#include <chrono>
-#include <string>
 
 #include "cuda_data.cuh"
 #include "flashqla/flashqla.hpp"
@@ -20,31 +18,7 @@ constexpr std::int64_t kPoolBytes = std::int64_t{1} << 30;
 /// Median milliseconds of a replay of what `record` puts on a stream.
 template <class Record>
 float replay_time(const Record& record) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaStreamCreate(&stream), "stream");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  record(stream);
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < 33; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
-    check(cudaGraphLaunch(replay, stream), "replay");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "replay");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= 3) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(replay), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  check(cudaStreamDestroy(stream), "stream");
+  const std::vector<float> times = replay_times(record);
   return times[times.size() / 2];
 }
 

@@ -68,37 +68,6 @@ ChunkForwardTensors tensors_of(const Problem& p, const std::vector<std::int64_t>
   return t;
 }
 
-/// Milliseconds of each of 30 replays of the call, sorted.
-std::vector<float> replay_times(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace) {
-  cudaStream_t stream = nullptr;
-  check(cudaStreamCreate(&stream), "stream");
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  run(plan, tensors, workspace, Stream{stream});
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  constexpr int kWarmUps = 3, kReplays = 30;
-  std::vector<float> times;
-  for (int i = 0; i < kWarmUps + kReplays; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
-    check(cudaGraphLaunch(replay, stream), "replay");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "replay");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
-    if (i >= kWarmUps) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(replay), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  check(cudaStreamDestroy(stream), "stream");
-  return times;
-}
-
 /// Microseconds of the calling thread for one call, the fastest of many.
 double host_time(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace) {
   double best = 1e9;
@@ -120,7 +89,7 @@ void measure(const Row& row) {
   const ChunkForwardTensors tensors = tensors_of(problem, offsets, memory);
   const Plan<ChunkForward> made = plan(ChunkForward{problem});
   const Workspace workspace{memory.take<std::byte>(static_cast<std::int64_t>(made.workspace_bytes)), made.workspace_bytes};
-  const std::vector<float> times = replay_times(made, tensors, workspace);
+  const std::vector<float> times = replay_times([&](cudaStream_t stream) { run(made, tensors, workspace, Stream{stream}); });
   std::printf(
       "{\"row\": \"%s\", \"implementation\": \"%s\", \"ms\": %.4f, \"ms_min\": %.4f, \"host_us\": %.1f, "
       "\"workspace_bytes\": %zu}\n",

@@ -7,8 +7,6 @@
 #include "cuda/host/device.hpp"
 
 #include "device/check.hpp"
-#include "harness/options.hpp"
-#include "harness/pairwise.hpp"
 #include "harness/parts.hpp"
 
 namespace flashqla::test {
@@ -64,20 +62,9 @@ TEST(ChunkForward, HardData) {
   }
 }
 
-TEST(ChunkForward, Options) {
-  Case base;
-  base.op = Op::forward;
-  for (const Case& c : pairwise(base, forward_options(), 100)) EXPECT_EQ(faults_of(taken(c)), "");
-}
+TEST(ChunkForward, Options) { expect_option_pairs(Op::forward, forward_options(), 100, taken); }
 
-TEST(ChunkForward, Cases) {
-  for (const char* tag : {"smoke", "full"}) {
-    for (const Case& c : load_cases("problems.txt", tag)) {
-      if (c.op != Op::forward) continue;
-      EXPECT_EQ(faults_of(taken(c)), "");
-    }
-  }
-}
+TEST(ChunkForward, Cases) { expect_table_cases(Op::forward, taken); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkForward, APackedSequenceIsTheSequenceAlone) {

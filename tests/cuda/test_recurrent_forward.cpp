@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "device/check.hpp"
-#include "harness/options.hpp"
-#include "harness/pairwise.hpp"
 #include "harness/parts.hpp"
 
 namespace flashqla::test {
@@ -41,20 +39,9 @@ TEST(RecurrentForward, Widths) {
   }
 }
 
-TEST(RecurrentForward, Options) {
-  Case base;
-  base.op = Op::recurrent;
-  for (const Case& c : pairwise(base, recurrent_options(), 300)) EXPECT_EQ(faults_of(with_widths(c)), "");
-}
+TEST(RecurrentForward, Options) { expect_option_pairs(Op::recurrent, recurrent_options(), 300, with_widths); }
 
-TEST(RecurrentForward, Cases) {
-  for (const char* tag : {"smoke", "full"}) {
-    for (const Case& c : load_cases("problems.txt", tag)) {
-      if (c.op != Op::recurrent) continue;
-      EXPECT_EQ(faults_of(with_widths(c)), "");
-    }
-  }
-}
+TEST(RecurrentForward, Cases) { expect_table_cases(Op::recurrent, with_widths); }
 
 TEST(RecurrentForward, APackedSequenceIsTheSequenceAloneAndStepsAreTheWhole) {
   for (DType dtype : kDTypes) {

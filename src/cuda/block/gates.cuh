@@ -38,6 +38,22 @@ FLASHQLA_DEVICE float strength(Beta kind, float beta) {
   return kind == Beta::sigmoid ? sigmoid(beta) : 2.0f * sigmoid(beta);
 }
 
+/// A token's g and beta as given, and its head's numbers.
+struct RawGates {
+  float g, beta, a_log, bias;
+
+  FLASHQLA_DEVICE float log_decay(const OperationParams& p) const { return block::log_decay(p.gate, g, a_log, bias); }
+  FLASHQLA_DEVICE float strength(const OperationParams& p) const { return block::strength(p.beta_kind, beta); }
+};
+FLASHQLA_DEVICE RawGates load_gates(const OperationParams& p, std::int64_t batch, std::int64_t row, std::int32_t head) {
+  RawGates raw{0.0f, 1.0f, 0.0f, 0.0f};
+  if (p.gate != Gate::none) raw.g = load_scalar(p.g.data, p.g.dtype, offset_of(p.g, batch, row, head));
+  if (p.beta_kind != Beta::one) raw.beta = load_scalar(p.beta.data, p.beta.dtype, offset_of(p.beta, batch, row, head));
+  if (p.gate == Gate::computed) raw.a_log = load_scalar(p.a_log.data, p.a_log.dtype, head * p.a_log.stride);
+  if (p.dt_bias.data != nullptr) raw.bias = load_scalar(p.dt_bias.data, p.dt_bias.dtype, head * p.dt_bias.stride);
+  return raw;
+}
+
 /// A number as the sum of two floats.
 struct TwoFloats {
   float high, low;
@@ -50,6 +66,13 @@ FLASHQLA_DEVICE TwoFloats split(double x) {
 /// 2^(a - b).
 FLASHQLA_DEVICE float exp2_difference(const TwoFloats& a, const TwoFloats& b) {
   return exp2f((a.high - b.high) + (a.low - b.low));
+}
+
+/// The sum over the 32 lanes of a warp, in all of them.
+FLASHQLA_DEVICE float warp_total(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
 }
 
 /// Inclusive sums over the 32 lanes of a warp.

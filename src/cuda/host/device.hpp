@@ -1,6 +1,7 @@
 // What the host asks of CUDA: devices, errors.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace flashqla::cuda {
@@ -31,5 +32,8 @@ class DeviceScope {
  private:
   int previous_ = -1;
 };
+
+/// Blocks that one launch can have.
+inline constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
 
 }  // namespace flashqla::cuda

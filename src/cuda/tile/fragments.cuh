@@ -49,21 +49,28 @@ FLASHQLA_DEVICE FragmentA load_a(const SharedTile<kRows, kColumns>& tile, int ro
   return f;
 }
 
+/// Which row and piece of a block of 16 x 16 a lane gives the address of, for load_b and load_b_transposed.
+struct LanePiece {
+  int row, piece;
+};
+FLASHQLA_DEVICE LanePiece lane_b() { return {lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2}; }
+FLASHQLA_DEVICE LanePiece lane_b_transposed() { return {lane_id() % 16, lane_id() / 16}; }
+
 /// B[k][n] = tile[n0 + n][k0 + k]: the tile's rows are the columns of B.
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE FragmentB load_b(const SharedTile<kRows, kColumns>& tile, int n0, int k0) {
-  const int lane = lane_id();
+  const LanePiece at = lane_b();
   FragmentB f;
-  ptx::ldmatrix_x4(f.b, tile.piece(n0 + lane % 8 + lane / 16 * 8, k0 / kPieceElements + lane / 8 % 2));
+  ptx::ldmatrix_x4(f.b, tile.piece(n0 + at.row, k0 / kPieceElements + at.piece));
   return f;
 }
 
 /// B[k][n] = tile[k0 + k][n0 + n].
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE FragmentB load_b_transposed(const SharedTile<kRows, kColumns>& tile, int k0, int n0) {
-  const int lane = lane_id();
+  const LanePiece at = lane_b_transposed();
   FragmentB f;
-  ptx::ldmatrix_x4_trans(f.b, tile.piece(k0 + lane % 16, n0 / kPieceElements + lane / 16));
+  ptx::ldmatrix_x4_trans(f.b, tile.piece(k0 + at.row, n0 / kPieceElements + at.piece));
   return f;
 }
 
@@ -80,10 +87,10 @@ struct BlockAddresses {
   }
 };
 template <int kRows, int kColumns>
-FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> block_addresses(const SharedTile<kRows, kColumns>& tile, int row, int piece) {
+FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> block_addresses(const SharedTile<kRows, kColumns>& tile, const LanePiece& lane) {
   BlockAddresses<kRows, kColumns> addresses;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) addresses.at[i] = tile.piece(row, 2 * i + piece);
+  for (int i = 0; i < 4; ++i) addresses.at[i] = tile.piece(lane.row, 2 * i + lane.piece);
   return addresses;
 }
 /// With columns counted from `column` on, a multiple of 32 that need not be a constant. Pieces 4 to 7 of a line are those of 0 to
@@ -99,13 +106,11 @@ FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> from_column(const BlockAddresses
 }
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> addresses_b(const SharedTile<kRows, kColumns>& tile) {
-  const int lane = lane_id();
-  return block_addresses(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  return block_addresses(tile, lane_b());
 }
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> addresses_b_transposed(const SharedTile<kRows, kColumns>& tile) {
-  const int lane = lane_id();
-  return block_addresses(tile, lane % 16, lane / 16);
+  return block_addresses(tile, lane_b_transposed());
 }
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE FragmentB load_b(const BlockAddresses<kRows, kColumns>& addresses, int n0, int k0) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "flashqla/problem.hpp"
 #include "flashqla/types.hpp"
 
 namespace flashqla::cuda {
@@ -38,6 +39,18 @@ struct IndexTensor {
   DType dtype = DType::i64;
   std::int64_t stride_0 = 0, stride_1 = 0;
   std::int64_t size_0 = 0, size_1 = 0;
+};
+
+/// What every operation has; the params of its kernels begin with it.
+struct OperationParams {
+  std::int32_t heads_qk, heads_v, group;  // group = heads_v / heads_qk
+  std::int32_t dim_k, dim_v;
+  float scale;
+  float l2norm_eps;  // negative: no normalisation
+  Gate gate;
+  Beta beta_kind;
+  TokenTensor q, k, v, o, g, beta;
+  HeadTensor a_log, dt_bias;
 };
 
 /// What a kernel knows of the sequences. Sequences are cut into chunks of 64 tokens, counted from a sequence's start or, with a

@@ -1,10 +1,14 @@
 // A case on the device against the reference in double.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <string>
 
 #include "device/device_mover.hpp"
 #include "harness/compare.hpp"
+#include "harness/options.hpp"
+#include "harness/pairwise.hpp"
 
 namespace flashqla::test {
 
@@ -36,6 +40,25 @@ inline Case with_widths(Case c) {
   c.V = (c.V + 15) / 16 * 16;
   if (c.strides == Strides::huge) c.strides = Strides::dense;
   return c;
+}
+
+/// The table's cases of an operation, as `taken` changes them to what the kernels take.
+template <class Taken>
+void expect_table_cases(Op op, const Taken& taken) {
+  for (const char* tag : {"smoke", "full"}) {
+    for (const Case& c : load_cases("problems.txt", tag)) {
+      if (c.op != op) continue;
+      EXPECT_EQ(faults_of(taken(c)), "");
+    }
+  }
+}
+
+/// Every pair of values of two options of an operation, likewise changed.
+template <class Taken>
+void expect_option_pairs(Op op, const std::vector<Option>& options, std::uint64_t seed, const Taken& taken) {
+  Case base;
+  base.op = op;
+  for (const Case& c : pairwise(base, options, seed)) EXPECT_EQ(faults_of(taken(c)), "");
 }
 
 }  // namespace flashqla::test

@@ -86,7 +86,8 @@ FLASHQLA_DEVICE tile::BlockAddresses<kChunkTokens, kDimK> own_tokens(const tile:
   return tile::from_column(tile::addresses_b(Rows{rows.base + place.half * kHalfTokens * Rows::kRowBytes}), half * (kDimK / 2));
 }
 
-/// e = strength o v - read_k o e for the warp's own tokens; the largest of each of the lane's two rows.
+/// e, which holds K S, becomes strength o v - read_k o (K S) for the warp's own tokens; the largest of each of the lane's two
+/// rows.
 template <class Element, int kSlab>
 FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& values, const std::byte* unit,
                                  const LanePlace& place, tile::Accumulator (&e)[4], float (&largest)[2]) {
@@ -202,7 +203,7 @@ FLASHQLA_DEVICE void store_output(const ChunkForwardParams& p, const AdvanceWork
       for (int c = 0; c < tile::kPieceElements; ++c) row[c] = reinterpret_cast<const Element*>(from)[c];
     }
   }
-  __syncwarp();  // all lanes have read: the next chunk's sums may come here
+  __syncwarp();  // all lanes have read: the next chunk's state may come here
 }
 
 }  // namespace flashqla::cuda

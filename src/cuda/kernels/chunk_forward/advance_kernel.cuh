@@ -1,4 +1,4 @@
-// The kernel around advance.cuh: work of a block, stages, states at both ends. Barriers: __syncthreads once a chunk (twice with
+// The kernel around advance.cuh: work of a block, stages, states at both ends. Barriers: one of all threads a chunk (twice with
 // one stage), and three between the two warps of a pair, each with the exchange that it orders.
 #pragma once
 
@@ -244,8 +244,8 @@ FLASHQLA_DEVICE void advance_sequence(const ChunkForwardParams& p, const Advance
   ptx::cp_async_commit();
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
-    ptx::named_barrier(
-        0, kThreads);  // this chunk's stage is full, from all threads; and all have left the other stage, which is filled next
+    // This chunk's stage is full, from all threads; and all have left the other stage, which is filled next.
+    ptx::named_barrier(0, kThreads);
     if (stages > 1 && chunk + 1 < chunks) loader.load(p, work, chunk + 1, shared.stages[(chunk + 1) % 2]);
     ptx::cp_async_commit();
     stored.before(p, work, part);

@@ -13,7 +13,6 @@ namespace flashqla::cuda {
 namespace {
 
 constexpr std::int64_t kAlignedElements = 8;  // of 16 bits, in 16 bytes
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
 
 bool needs_table(const Problem& p, StoredStates stored) { return p.packed || stored == StoredStates::every; }
 
@@ -48,25 +47,9 @@ ChunkForwardParams params_of(const ChunkForwardArguments& a, const ScheduleArray
     params.stored_begin = arrays.stored_begin;
     params.stored_phase = arrays.stored_phase;
   }
-  params.heads_qk = static_cast<std::int32_t>(p.heads_qk);
-  params.heads_v = static_cast<std::int32_t>(p.heads_v);
-  params.group = static_cast<std::int32_t>(in.group);
-  params.dim_k = static_cast<std::int32_t>(p.dim_k);
-  params.dim_v = static_cast<std::int32_t>(p.dim_v);
+  set_operation(params, in, a.o);
   params.aligned = rows_aligned(in.q, p, p.heads_qk) && rows_aligned(in.k, p, p.heads_qk) && rows_aligned(in.v, p, p.heads_v) &&
                    rows_aligned(a.o, p, p.heads_v);
-  params.scale = static_cast<float>(in.scale);
-  params.l2norm_eps = p.qk_l2norm ? static_cast<float>(p.l2norm_eps) : -1.0f;
-  params.gate = p.gate;
-  params.beta_kind = p.beta;
-  params.q = device_view(in.q);
-  params.k = device_view(in.k);
-  params.v = device_view(in.v);
-  params.o = device_view(a.o);
-  params.g = device_view(in.g);
-  params.beta = device_view(in.beta);
-  params.a_log = device_view(in.a_log);
-  params.dt_bias = device_view(in.dt_bias);
   params.initial_state = device_view(a.states.initial_state);
   params.final_state = device_view(a.states.final_state);
   params.stored = device_view(a.stored);

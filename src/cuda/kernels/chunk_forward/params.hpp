@@ -18,30 +18,22 @@ struct ChunkUnit {
   // Bytes from the unit's start.
   static constexpr int kSolve = 0;                         // U = solve (strength o v - read_k o (K S))
   static constexpr int kScores = kTriangleBytes;           // O = read_q o (Q S) + rise o (scores U)
-  static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: beta
-  static constexpr int kReadK = kStrength + 4 * kFactors;  // beta times the decay since the chunk's start and the key's factor
+  static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: beta, with growth times 2^-h (HeadGates)
+  static constexpr int kReadK = kStrength + 4 * kFactors;  // strength, decay since the chunk's start, key's factor
   static constexpr int kReadQ = kReadK + 4 * kFactors;     // scale times that decay and the query's factor
-  static constexpr int kRise = kReadQ + 4 * kFactors;      // what the rows of scores have been divided by
-  static constexpr int kWriteK = kRise + 4 * kFactors;     // decay to the chunk's end times the key's factor
-  static constexpr int kTotal = kWriteK + 4 * kFactors;    // f32: decay of the whole chunk
-  static constexpr int kPrecise = kTotal + 4;              // f32: not 0 where K S needs more than the rounded state
+  static constexpr int kRise = kReadQ + 4 * kFactors;      // what the rows of scores have been divided by, with growth times 2^h
+  static constexpr int kWriteK = kRise + 4 * kFactors;   // decay to the chunk's end times the key's factor, with growth times 2^h
+  static constexpr int kTotal = kWriteK + 4 * kFactors;  // f32: decay of the whole chunk
+  static constexpr int kPrecise = kTotal + 4;            // f32: not 0 where K S needs more than the rounded state
   static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
 };
 
-struct ChunkForwardParams {
+struct ChunkForwardParams : OperationParams {
   SequenceTable sequences;
-  std::int32_t heads_qk, heads_v, group;  // group = heads_v / heads_qk
-  std::int32_t dim_k, dim_v;
   std::int32_t stages;   // of advance_states: 1 or 2
   std::int32_t aligned;  // every row of q, k, v and o begins at a multiple of 16 bytes
-  float scale;
-  float l2norm_eps;  // negative: no normalisation
-  Gate gate;
-  Beta beta_kind;
-  TokenTensor q, k, v, o, g, beta;
-  HeadTensor a_log, dt_bias;
   StateTensor initial_state, final_state, stored;
-  IndexTensor read, write, accepted, stored_rows;
+  IndexTensor read, write, stored_rows;
   StoredStates stored_states;
   std::int64_t states_every;         // chunks. With StoredStates::every:
   const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state

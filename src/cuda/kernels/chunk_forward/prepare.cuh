@@ -97,13 +97,8 @@ FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, const Ch
 /// A token's log2 decay and beta.
 FLASHQLA_DEVICE float2 token_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head, int token) {
   if (token >= chunk.tokens) return {0.0f, 0.0f};  // past the end nothing decays and nothing is written
-  const float a_log = p.gate == Gate::computed ? load_scalar(p.a_log.data, p.a_log.dtype, head * p.a_log.stride) : 0.0f;
-  const float bias = p.dt_bias.data != nullptr ? load_scalar(p.dt_bias.data, p.dt_bias.dtype, head * p.dt_bias.stride) : 0.0f;
-  const std::int64_t row = chunk.token + token;
-  const float g = p.gate == Gate::none ? 0.0f : load_scalar(p.g.data, p.g.dtype, offset_of(p.g, chunk.batch, row, head));
-  const float b =
-      p.beta_kind == Beta::one ? 1.0f : load_scalar(p.beta.data, p.beta.dtype, offset_of(p.beta, chunk.batch, row, head));
-  return {block::log_decay(p.gate, g, a_log, bias), block::strength(p.beta_kind, b)};
+  const block::RawGates raw = block::load_gates(p, chunk.batch, chunk.token + token, head);
+  return {raw.log_decay(p), raw.strength(p)};
 }
 
 /// Gates of one value head by one warp, two tokens a lane, and the factors of its unit.
@@ -139,11 +134,8 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     strength += own;
     squares += own * own;
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    strength += __shfl_xor_sync(0xffffffffu, strength, step);
-    squares += __shfl_xor_sync(0xffffffffu, squares, step);
-  }
+  strength = block::warp_total(strength);
+  squares = block::warp_total(squares);
   if (lane == 0) {
     *reinterpret_cast<float*>(unit + ChunkUnit::kTotal) = exp2f(all.high) * exp2f(all.low);
     *reinterpret_cast<float*>(unit + ChunkUnit::kPrecise) = squares <= kMostStrength * strength ? 0.0f : 1.0f;  // NaN: precise

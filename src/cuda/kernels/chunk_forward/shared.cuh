@@ -3,7 +3,7 @@
 //
 //   member      bytes (K = 128)  written by                  read by
 //   stage       2 x (43 K + 128 a column of V)  all threads, a chunk ahead  all warps
-//   exchange    4.3 K a warp     see below                   the other warp of the pair
+//   exchange    4.2 K a warp     see below                   the other warp of the pair
 //
 // exchange[w] holds, one after another in a chunk: w's half of S^T as left operands (and what rounding left of it); when the
 // other has read those, what the other leaves for w there: its updates of S, and half 0 for half 1 its errors and U besides; when
@@ -67,7 +67,7 @@ struct LanePlace {
   int row, column;  // in an accumulator: g, also g + 8; 2 t
   FLASHQLA_DEVICE int other() const { return 2 * tile + 1 - half; }
   FLASHQLA_DEVICE int own() const { return 2 * tile + half; }
-  /// Waits for the other warp of the pair; `number` 0 to 2 is the place in the chunk.
+  /// The barrier on which the pair waits for each other; `number` 0 to 2 is the place in the chunk.
   FLASHQLA_DEVICE int barrier(int number) const { return 1 + 3 * tile + number; }
 };
 FLASHQLA_DEVICE LanePlace lane_place() {

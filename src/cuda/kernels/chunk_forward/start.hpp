@@ -8,9 +8,6 @@
 
 namespace flashqla::cuda {
 
-/// K as the kernels have it: 64, 128 or 256.
-inline std::int32_t padded_dim_k(std::int64_t dim_k) { return dim_k <= 64 ? 64 : dim_k <= 128 ? 128 : 256; }
-
 /// How a block that advances states is made: columns of V in tiles of 16 (1, 2 or 4), and stages of rows (1 or 2).
 struct AdvanceShape {
   int tiles, stages;

@@ -11,26 +11,6 @@ struct TokenNumbers {
   float factor_k, factor_q;  // what L2 normalisation multiplies k and q by; k.q has them
 };
 
-/// Sums over the warp, in all lanes.
-FLASHQLA_DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
-
-/// A token's g and beta as given, and the head's numbers.
-struct RawGates {
-  float g, beta, a_log, bias;
-};
-FLASHQLA_DEVICE RawGates load_gates(const RecurrentParams& p, std::int64_t batch, std::int64_t row, std::int32_t head) {
-  RawGates raw{0.0f, 1.0f, 0.0f, 0.0f};
-  if (p.gate != Gate::none) raw.g = load_scalar(p.g.data, p.g.dtype, offset_of(p.g, batch, row, head));
-  if (p.beta_kind != Beta::one) raw.beta = load_scalar(p.beta.data, p.beta.dtype, offset_of(p.beta, batch, row, head));
-  if (p.gate == Gate::computed) raw.a_log = load_scalar(p.a_log.data, p.a_log.dtype, head * p.a_log.stride);
-  if (p.dt_bias.data != nullptr) raw.bias = load_scalar(p.dt_bias.data, p.dt_bias.dtype, head * p.dt_bias.stride);
-  return raw;
-}
-
 /// k, q and the block's columns of v to shared memory, and the token's numbers. All loads are under way before any is waited for.
 template <int kDimK>
 FLASHQLA_DEVICE TokenNumbers prepare_token(const RecurrentParams& p, RecurrentShared<kDimK>& shared, std::int64_t batch,
@@ -48,7 +28,7 @@ FLASHQLA_DEVICE TokenNumbers prepare_token(const RecurrentParams& p, RecurrentSh
   if (thread < kRecurrentColumns && first_v + thread < p.dim_v) {
     v = load_scalar(p.v.data, p.v.dtype, offset_of(p.v, batch, row, head) + first_v + thread);
   }
-  const RawGates raw = load_gates(p, batch, row, head);
+  const block::RawGates raw = block::load_gates(p, batch, row, head);
   __syncthreads();  // the last token's k, q and v have been read
   float k_k = 0.0f, q_q = 0.0f, k_q = 0.0f;
 #pragma unroll
@@ -63,17 +43,17 @@ FLASHQLA_DEVICE TokenNumbers prepare_token(const RecurrentParams& p, RecurrentSh
     k_q = fmaf(k[i], q[i], k_q);
   }
   if (thread < kRecurrentColumns) shared.v[thread] = v;
-  k_k = warp_sum(k_k);
-  q_q = warp_sum(q_q);
-  k_q = warp_sum(k_q);
+  k_k = block::warp_total(k_k);
+  q_q = block::warp_total(q_q);
+  k_q = block::warp_total(k_q);
   if (thread % 32 == 0) {
     shared.sums[thread / 32][0] = k_k;
     shared.sums[thread / 32][1] = q_q;
     shared.sums[thread / 32][2] = k_q;
   }
   TokenNumbers numbers;
-  numbers.decay = expf(block::log_decay(p.gate, raw.g, raw.a_log, raw.bias));
-  numbers.beta = block::strength(p.beta_kind, raw.beta);
+  numbers.decay = expf(raw.log_decay(p));
+  numbers.beta = raw.strength(p);
   __syncthreads();  // k, q, v and the warps' sums, for all
   float totals[3];
 #pragma unroll

@@ -10,8 +10,6 @@ namespace flashqla::cuda {
 
 namespace {
 
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
-
 std::int64_t block_count(const Problem& p) {
   return p.sequences() * p.heads_v * ((p.dim_v + kRecurrentColumns - 1) / kRecurrentColumns);
 }
@@ -44,24 +42,9 @@ void launch_recurrent_forward(const RecurrentForwardArguments& a, std::byte*, St
   const DeviceScope scope(p.device.index);
   RecurrentParams params{};
   params.sequences = static_cast<std::int32_t>(p.sequences());
-  params.heads_v = static_cast<std::int32_t>(p.heads_v);
-  params.group = static_cast<std::int32_t>(in.group);
-  params.dim_k = static_cast<std::int32_t>(p.dim_k);
-  params.dim_v = static_cast<std::int32_t>(p.dim_v);
+  set_operation(params, in, a.o);
   params.layout = p.state_layout;
   params.tokens = p.tokens;
-  params.scale = static_cast<float>(in.scale);
-  params.l2norm_eps = p.qk_l2norm ? static_cast<float>(p.l2norm_eps) : -1.0f;
-  params.gate = p.gate;
-  params.beta_kind = p.beta;
-  params.q = device_view(in.q);
-  params.k = device_view(in.k);
-  params.v = device_view(in.v);
-  params.o = device_view(a.o);
-  params.g = device_view(in.g);
-  params.beta = device_view(in.beta);
-  params.a_log = device_view(in.a_log);
-  params.dt_bias = device_view(in.dt_bias);
   if (p.packed) params.cu_seqlens = device_view(in.sequences.cu_seqlens);
   params.read = device_view(a.states.read);
   params.write = device_view(a.states.write);
@@ -70,7 +53,7 @@ void launch_recurrent_forward(const RecurrentForwardArguments& a, std::byte*, St
   params.initial_state = state_of(a.states.initial_state);
   params.final_state = state_of(a.states.final_state);
   params.token_states = state_of(a.token_states);
-  const std::int32_t padded_k = p.dim_k <= 64 ? 64 : p.dim_k <= 128 ? 128 : 256;
+  const std::int32_t padded_k = padded_dim_k(p.dim_k);
   const std::int64_t least = p.packed ? 1 : 0;  // a pack of none has rows past its last offset
   check(start_recurrent(params, padded_k, std::max(least, block_count(p)), stream.handle), "starting recurrent_steps");
 }

@@ -8,17 +8,10 @@
 
 namespace flashqla::cuda {
 
-struct RecurrentParams {
-  std::int32_t sequences, heads_v, group;  // group = heads_v / heads_qk
-  std::int32_t dim_k, dim_v;
+struct RecurrentParams : OperationParams {
+  std::int32_t sequences;
   StateLayout layout;
   std::int64_t tokens;  // T
-  float scale;
-  float l2norm_eps;  // negative: no normalisation
-  Gate gate;
-  Beta beta_kind;
-  TokenTensor q, k, v, o, g, beta;
-  HeadTensor a_log, dt_bias;
   IndexTensor cu_seqlens, read, write, accepted, token_rows;
   StateTensor initial_state, final_state, token_states;
 };
