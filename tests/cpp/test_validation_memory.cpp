@@ -23,7 +23,7 @@ TEST(ValidationMemory, OutputOverAnInput) {
 
 TEST(ValidationMemory, OutputOverAnOutput) {
   Recurrent call;
-  call.tensors.states.final_state.data = call.tensors.o.data;
+  call.tensors.o.data = call.tensors.states.final_state.data;  // o is the smaller: it reaches no third tensor
   expect_refused<InvalidArgument>(call, {"o: expected memory apart from that of final_state, got an overlap"});
 }
 
