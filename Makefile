@@ -47,6 +47,7 @@ test: build-tests  ## all tests: C++ (googletest), then Python (pytest)
 cuda: setup-tests  ## build the CUDA kernels, their tests and their benchmark into build/cuda (needs nvcc)
 	@$(CONFIGURE) --preset cuda
 	@$(CMAKE) --build --preset cuda -j $(JOBS)
+	@$(VENV)/python tools/check_ptxas.py build/cuda
 
 demo: build  ## train and run a small language model on real text (about three minutes on two cores)
 	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py
