@@ -94,3 +94,16 @@ def _pytorch_bars(pytorch_rows):
 def all_bars(rows, pytorch_rows):
     """`rows`: case lines of flashqla_bench. `pytorch_rows`: as pytorch_cases.measure returns them."""
     return [*_share_bars(rows), *_thread_bars(rows), *_memory_bars(rows), *_pytorch_bars(pytorch_rows)]
+
+
+def print_bars(bars):
+    """Returns (reached, not reached, not measured)."""
+    print("\nBars")
+    counts = {True: 0, False: 0, None: 0}
+    for bar in bars:
+        counts[bar.reached] += 1
+        verdict = {True: "reached", False: "NOT reached", None: "not measured"}[bar.reached]
+        value = "-" if bar.value is None else f"{bar.value:.2f}{bar.unit}"
+        bound = f"{'>=' if bar.at_least else '<='} {bar.bound:g}{bar.unit}"
+        print(f"  {bar.what:<84} {value:>10} {bound:>10}  {verdict}")
+    return counts[True], counts[False], counts[None]

@@ -98,9 +98,9 @@ def main():
     machine, rows, refused = run_program(arguments.program, lines, seconds)
 
     import torch
-    from bars import all_bars
+    from bars import all_bars, print_bars
     from pytorch_cases import measure
-    from report import draw, print_bars, print_rows
+    from report import draw, print_rows
 
     import flash_qla
 

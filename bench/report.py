@@ -50,19 +50,6 @@ def print_rows(rows, pytorch_rows):
         print(table_line(row, row["ratio"]))
 
 
-def print_bars(bars):
-    """Returns (reached, not reached, not measured)."""
-    print("\nBars")
-    counts = {True: 0, False: 0, None: 0}
-    for bar in bars:
-        counts[bar.reached] += 1
-        verdict = {True: "reached", False: "NOT reached", None: "not measured"}[bar.reached]
-        value = "-" if bar.value is None else f"{bar.value:.2f}{bar.unit}"
-        bound = f"{'>=' if bar.at_least else '<='} {bar.bound:g}{bar.unit}"
-        print(f"  {bar.what:<84} {value:>10} {bound:>10}  {verdict}")
-    return counts[True], counts[False], counts[None]
-
-
 def _draw_lengths(ax, rows, pytorch_rows, op):
     """Tokens per second against T, one thread: the fastest implementation of each dtype, and plain PyTorch."""
     standard = [r for r in rows if r["op"] == op and r["threads"] == 1 and (r["B"], r["Hv"], r["K"], r["V"]) == (1, 32, 128, 128)]
