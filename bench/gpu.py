@@ -62,10 +62,10 @@ class Library:
         return {"refused": f"no answer (exit code {self.process.wait()})"}
 
     def close(self):
-        self.process.stdin.close()
         try:
+            self.process.stdin.close()
             self.process.wait(10)
-        except subprocess.TimeoutExpired:
+        except (OSError, subprocess.TimeoutExpired):  # it may have died, or hang
             self.process.kill()
         self.process.stdout.close()
 

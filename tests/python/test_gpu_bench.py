@@ -119,3 +119,18 @@ def test_two_processes_take_turns(tmp_path):
         assert row["figures"]["ours"]["implementation"].startswith("cpu-")
     assert "no decode" in result["rows"][2]["figures"]["flash-qla"]["refused"]
     assert "no decode" in answer.stdout
+
+
+def test_a_process_that_dies_is_a_refusal(tmp_path):
+    """A library that ends the process in its first call."""
+    package = tmp_path / "flash_qla"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import os\n__version__ = '0'\ndef chunk_gated_delta_rule(*args, **kwargs):\n    os._exit(3)\n"
+    )
+    rows = ("--rows", "(16,32) 1x2048", "(16,32) 8x1024")
+    answer = run_driver("--device", "cpu", *rows, "--out", tmp_path, "--peer", f"flash-qla={tmp_path}")
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads((tmp_path / "cpu.json").read_text())["rows"]
+    assert len(rows) == 2 and all("ms" in row["figures"]["ours"] for row in rows)
+    assert all("no answer" in row["figures"]["flash-qla"]["refused"] for row in rows)
