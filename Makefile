@@ -18,7 +18,7 @@ RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTA
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup setup-tests build build-tests test cuda demo bench asan fuzz format lint api-reference wheel clean distclean
+.PHONY: help setup setup-tests setup-emulated build build-tests test cuda emulated demo bench asan fuzz format lint api-reference wheel clean distclean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -31,6 +31,9 @@ setup:
 
 setup-tests:
 	@$(PYTHON) tools/set_up.py --tests
+
+setup-emulated:
+	@$(PYTHON) tools/set_up.py --tests --emulation
 
 build: setup  ## build the library and the PyTorch op library (into python/flash_qla/lib)
 	@$(CONFIGURE) $(RELEASE)
@@ -48,6 +51,11 @@ cuda: setup-tests  ## build the CUDA kernels, their tests and their benchmark in
 	@$(CONFIGURE) --preset cuda
 	@$(CMAKE) --build --preset cuda -j $(JOBS)
 	@$(VENV)/python tools/check_ptxas.py build/cuda
+
+emulated: setup-emulated  ## the tests of the CUDA kernels on the CPU, without a device or nvcc, in build/emulated
+	@$(CONFIGURE) --preset emulated
+	@$(CMAKE) --build --preset emulated -j $(JOBS)
+	@$(CTEST) --preset emulated -j $(JOBS)
 
 demo: build  ## train and run a small language model on real text (about three minutes on two cores)
 	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py

@@ -62,7 +62,7 @@ def main():
         public = [ROOT / "include", generated]
         jobs = [(header, public) for header in sorted((ROOT / "include").rglob("*.hpp"))]
         for folder in ("src", "tests", "bench"):
-            folders = [*public, ROOT / "src", ROOT / "tests/cpp", ROOT / "tests/cuda", ROOT]
+            folders = [*public, ROOT / "src", ROOT / "tests/cpp", ROOT / "tests/cuda", ROOT, ROOT / "tests/emulation/include"]
             jobs += [(header, folders) for header in sorted((ROOT / folder).rglob("*.hpp"))]
         if arguments.torch:
             folders = [*public, ROOT / "bindings/torch"]

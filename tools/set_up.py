@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Prepares the checkout for building: .venv with the tools of requirements-dev.txt and a torch; googletest for the tests.
+"""Prepares the checkout for building: .venv with the tools of requirements-dev.txt and a torch; googletest for the tests,
+Boost.Context for the emulation of CUDA.
 
 Run by make with the Python that the user chose. Needs the standard library only; takes a moment when there is nothing to do.
 What a bare Debian or Ubuntu lacks (pip, googletest) is installed with apt by root, and unpacked into .deps by anybody else.
@@ -23,7 +24,7 @@ DEPS = os.path.join(ROOT, ".deps")
 MARKER = os.path.join(VENV, "made-by-flashqla")  # present from the first moment; holds the stamp once everything is installed
 REQUIREMENTS = os.path.join(ROOT, "requirements-dev.txt")
 TORCH_FLOOR = (2, 10)
-GTEST_PREFIXES = ("/usr", "/usr/local", "/opt/homebrew", os.path.join(DEPS, "usr"))
+PREFIXES = ("/usr", "/usr/local", "/opt/homebrew", os.path.join(DEPS, "usr"))
 
 
 def say(text):
@@ -75,15 +76,15 @@ def check_compiler():
         fail("no C++ compiler found (looked for {}). On Debian or Ubuntu: sudo apt-get install g++".format(", ".join(names)))
 
 
-def ensure_googletest():
+def ensure_library(header, package, need, unpack=True):
     def found():
-        return any(os.path.exists(os.path.join(prefix, "include/gtest/gtest.h")) for prefix in GTEST_PREFIXES)
+        return any(os.path.exists(os.path.join(prefix, "include", header)) for prefix in PREFIXES)
 
     if os.environ.get("CMAKE_PREFIX_PATH") or found():
         return
-    if not ((apt_install("libgtest-dev") or apt_unpack("libgtest-dev")) and found()):
+    if not ((apt_install(package) or (unpack and apt_unpack(package))) and found()):
         fail(
-            "the C++ tests need googletest. On Debian or Ubuntu: sudo apt-get install libgtest-dev; "
+            f"{need}. On Debian or Ubuntu: sudo apt-get install {package}; "
             "elsewhere set CMAKE_PREFIX_PATH to the folder where it is installed"
         )
 
@@ -213,6 +214,7 @@ def ensure_venv():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tests", action="store_true", help="also what the C++ tests need (googletest)")
+    parser.add_argument("--emulation", action="store_true", help="also what the emulation of CUDA needs (Boost.Context)")
     arguments = parser.parse_args()
     if sys.version_info < (3, 10):
         this = f"{sys.version.split()[0]} ({sys.executable})"
@@ -223,7 +225,9 @@ def main():
     elif not same_stamp(stamp(None), ["requirements", "root"]):  # inside .venv, which is out of date: start again from outside
         os.execv(sys._base_executable, [sys._base_executable, *sys.argv])
     if arguments.tests:
-        ensure_googletest()
+        ensure_library("gtest/gtest.h", "libgtest-dev", "the C++ tests need googletest")
+    if arguments.emulation:
+        ensure_library("boost/context/fiber.hpp", "libboost-context-dev", "the emulation of CUDA needs Boost.Context", False)
 
 
 if __name__ == "__main__":

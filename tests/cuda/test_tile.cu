@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/host/device.hpp"
+#include "cuda/host/start.cuh"
 #include "cuda/tile/fragments.cuh"
 #include "cuda/tile/rows.cuh"
 
@@ -17,6 +18,7 @@ namespace {
 struct Finding {
   int expected, found;
 };
+constexpr KernelLaunch kOneWarp{1, 32, 0, nullptr};
 constexpr int kVariants = 8, kRegisters = 4;
 struct Findings {
   Finding at[kVariants][32][kRegisters][2];
@@ -42,7 +44,7 @@ __device__ void record(Findings& findings, int variant, int reg, std::uint32_t p
 /// The 16 x 16 block at (row, column) through every way of loading it.
 template <int kRows, int kColumns>
 __global__ void load_block(int row, int column, Findings* findings) {
-  extern __shared__ __align__(128) std::byte memory[];
+  __shared__ __align__(128) std::byte memory[tile::SharedTile<kRows, kColumns>::kBytes];
   fill<kRows, kColumns>(memory);
   const tile::SharedTile<kRows, kColumns> tile{ptx::shared_address(memory)};
   const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4 * 2;
@@ -86,7 +88,7 @@ void expect_right() {
   for (int row = 0; row < kRows; row += 16) {
     for (int column = 0; column < kColumns; column += 16) {
       check(cudaMemset(device, 0xff, sizeof(Findings)), "fill");
-      load_block<kRows, kColumns><<<1, 32, tile::SharedTile<kRows, kColumns>::kBytes>>>(row, column, device);
+      check(start_kernel(load_block<kRows, kColumns>, kOneWarp, row, column, device), "load_block");
       Findings found;
       check(cudaMemcpy(&found, device, sizeof found, cudaMemcpyDeviceToHost), "load_block");
       for (int variant = 0; variant < 5; ++variant) {
@@ -161,7 +163,7 @@ void expect_products() {
   check(cudaMalloc(&dc, c.size() * 4), "memory");
   check(cudaMemcpy(da, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "copy");
   check(cudaMemcpy(db, b.data(), b.size() * 4, cudaMemcpyHostToDevice), "copy");
-  multiply_tiles<Element><<<1, 32>>>(da, db, dc);
+  check(start_kernel(multiply_tiles<Element>, kOneWarp, da, db, dc), "multiply_tiles");
   check(cudaMemcpy(c.data(), dc, c.size() * 4, cudaMemcpyDeviceToHost), "multiply_tiles");
   for (std::size_t i = 0; i < 64; ++i) {
     for (std::size_t j = 0; j < 64; ++j) {
@@ -207,7 +209,7 @@ __global__ void convert(Findings* findings) {
 TEST(Tile, AccumulatorsAsOperands) {
   Findings* device = nullptr;
   check(cudaMalloc(&device, sizeof(Findings)), "memory");
-  convert<<<1, 32>>>(device);
+  check(start_kernel(convert, kOneWarp, device), "convert");
   Findings found;
   check(cudaMemcpy(&found, device, sizeof found, cudaMemcpyDeviceToHost), "convert");
   for (int variant = 0; variant < 2; ++variant) {

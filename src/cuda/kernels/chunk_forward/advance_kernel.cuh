@@ -204,7 +204,7 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
                                    Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
   using Shared = AdvanceShared<kDimK, kTiles>;
   const LanePlace place = lane_place();
-  const typename Shared::Rows keys{ptx::shared_address(stage.keys)}, queries{ptx::shared_address(stage.queries)};
+  const typename Shared::Rows keys{ptx::shared_address(stage.keys)};
   const typename Shared::Values values{ptx::shared_address(stage.values)};
   tile::Accumulator sk[4], o[4];
   project_tokens<Element, kDimK, kTiles>(stage, exchange, place, part, sk, o);

@@ -10,8 +10,8 @@ namespace flashqla::cuda {
 
 template <class Element, int kDimK>
 int start_prepare_of(const ChunkForwardParams& params, std::int64_t blocks, void* stream) {
-  return start_kernel(prepare_chunks<Element, kDimK>, params, blocks, kPrepareThreads, sizeof(PrepareShared<Element, kDimK>),
-                      stream);
+  const KernelLaunch launch{blocks, kPrepareThreads, sizeof(PrepareShared<Element, kDimK>), stream};
+  return start_kernel(prepare_chunks<Element, kDimK>, launch, params);
 }
 
 template <class Element>
@@ -25,8 +25,8 @@ template <class Element, int kDimK, int kTiles>
 int start_advance_with(const ChunkForwardParams& params, std::int64_t blocks, void* stream) {
   static_assert(sizeof(AdvanceShared<kDimK, kTiles>) == advance_shared_bytes(kDimK, {kTiles, kMaxStages}),
                 "the host reckons with the same bytes");
-  const std::size_t bytes = advance_shared_bytes(kDimK, {kTiles, params.stages});
-  return start_kernel(advance_states<Element, kDimK, kTiles>, params, blocks, kTiles * 64, bytes, stream);
+  const KernelLaunch launch{blocks, kTiles * 64, advance_shared_bytes(kDimK, {kTiles, params.stages}), stream};
+  return start_kernel(advance_states<Element, kDimK, kTiles>, launch, params);
 }
 
 template <class Element, int kDimK>

@@ -9,9 +9,9 @@ namespace {
 
 template <int kDimK>
 int start_width(const RecurrentParams& params, std::int64_t blocks, void* stream) {
-  return params.layout == StateLayout::value_key
-             ? start_kernel(recurrent_steps<kDimK, StateLayout::value_key>, params, blocks, kRecurrentThreads, 0, stream)
-             : start_kernel(recurrent_steps<kDimK, StateLayout::key_value>, params, blocks, kRecurrentThreads, 0, stream);
+  const KernelLaunch launch{blocks, kRecurrentThreads, 0, stream};
+  return params.layout == StateLayout::value_key ? start_kernel(recurrent_steps<kDimK, StateLayout::value_key>, launch, params)
+                                                 : start_kernel(recurrent_steps<kDimK, StateLayout::key_value>, launch, params);
 }
 
 }  // namespace

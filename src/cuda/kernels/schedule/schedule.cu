@@ -3,6 +3,8 @@
 // binary digits of their chunks, most first: roughly the longest first, in one pass. Their places inside a class come from atomic
 // counters, on which nothing but the order of the work depends.
 #include "cuda/kernels/schedule/schedule.hpp"
+
+#include "cuda/host/start.cuh"
 #include "cuda/views/views.cuh"
 
 namespace flashqla::cuda {
@@ -116,11 +118,7 @@ ScheduleArrays schedule_arrays(std::int64_t sequences, std::byte* memory) {
 }
 
 int start_schedule(const ScheduleRequest& request, const ScheduleArrays& arrays, void* stream) {
-  ScheduleRequest request_copy = request;
-  ScheduleArrays arrays_copy = arrays;
-  void* arguments[] = {&request_copy, &arrays_copy};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(make_schedule), dim3(1), dim3(kThreads), arguments, 0,
-                          static_cast<cudaStream_t>(stream));
+  return start_kernel(make_schedule, {1, kThreads, 0, stream}, request, arrays);
 }
 
 }  // namespace flashqla::cuda

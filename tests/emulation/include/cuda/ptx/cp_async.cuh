@@ -1,0 +1,20 @@
+// Twin of src/cuda/ptx/cp_async.cuh.
+#pragma once
+
+#include "cuda/ptx/shared.cuh"
+#include "emulation/warp.hpp"
+
+namespace flashqla::cuda::ptx {
+
+FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
+  emulation::copy_later(to, from, bytes);
+}
+FLASHQLA_DEVICE void cp_async_commit() { emulation::end_group_of_copies(); }
+
+template <int kPending>
+FLASHQLA_DEVICE void cp_async_wait() {
+  static_assert(kPending >= 0 && kPending < 8, "the immediate of wait_group");
+  emulation::wait_for_copies(kPending);
+}
+
+}  // namespace flashqla::cuda::ptx
