@@ -37,7 +37,7 @@ setup-emulated:
 
 build: setup  ## build the library and the PyTorch op library (into python/flash_qla/lib)
 	@$(CONFIGURE) $(RELEASE)
-	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla_torch
+	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla flashqla_torch
 
 build-tests: setup-tests
 	@$(CONFIGURE) $(RELEASE) -DFLASHQLA_TESTS=ON

@@ -140,6 +140,7 @@ void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tens
 /// work is put on the stream, and nothing waits for it. Contents of tensors (offsets, rows) are not looked at before: kernels
 /// stay inside the tensors whatever they say.
 void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, Stream stream);
+void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, Stream stream);
 void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors, Workspace workspace, Stream stream);
 
 /// Everything that run() checks, workspace and threads excepted. Tensors may come without memory (null data): those are checked

@@ -83,7 +83,7 @@ ChunkBackwardArguments checked(const ChunkBackward& d, const ChunkBackwardTensor
   arguments.d_dt_bias = head_view(t.d_dt_bias);
   arguments.saved = static_cast<const float*>(t.saved.data);
 
-  if (!checker.complete()) return arguments;
+  if (!checker.complete() || p.device.type != DeviceType::cpu) return arguments;
   check_offsets(arguments.inputs.sequences);
   check_lengths(arguments.inputs.sequences, d.max_sequence_tokens);
   return arguments;
@@ -100,6 +100,12 @@ void check(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors)
 void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, const Parallel& parallel) {
   check_call(plan, workspace, parallel);
   execute(plan, checked(plan.descriptor, tensors, Memory::required), workspace, parallel);
+}
+
+void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, Stream stream) {
+  check_call(plan, workspace, DeviceType::cuda);
+  require_absent(tensors.saved, "saved", "only on the CPU");
+  launch(plan, checked(plan.descriptor, tensors, Memory::required), workspace, stream);
 }
 
 void chunk_backward(const ChunkBackward& descriptor, const ChunkBackwardTensors& tensors) { plan_and_run(descriptor, tensors); }
