@@ -24,8 +24,16 @@ class ArgumentReader {
   T read() {
     return torch::stable::detail::to<T>(*next_++);
   }
-  Tensor tensor() { return read<Tensor>(); }
-  OptionalTensor optional_tensor() { return read<OptionalTensor>(); }
+  Tensor tensor() {
+    Tensor tensor = read<Tensor>();
+    note_device(tensor);
+    return tensor;
+  }
+  OptionalTensor optional_tensor() {
+    OptionalTensor tensor = read<OptionalTensor>();
+    if (tensor) note_device(*tensor);
+    return tensor;
+  }
   /// Not read<std::string>(): that conversion of torch's headers (as of 2.13) loses a std::string on every call.
   std::string text() {
     const auto handle = read<StringHandle>();
@@ -38,8 +46,33 @@ class ArgumentReader {
     return copy;
   }
 
+  /// Number of the device of the tensor that is read next, which keeps its reference.
+  std::int32_t next_device_index() const {
+    const auto next = torch::stable::detail::to<AtenTensorHandle>(*next_);
+    bool defined = false;
+    std::int32_t index = 0;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_is_defined(next, &defined));
+    if (defined) TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(next, &index));
+    return index < 0 ? 0 : index;  // the CPU has none
+  }
+  /// Whether tensors were read that are on different devices.
+  bool several_devices() const { return several_devices_; }
+
  private:
+  using TorchDevice = std::pair<std::int32_t, std::int32_t>;  // type and number
+
+  void note_device(const Tensor& tensor) {
+    if (!tensor.defined()) return;
+    TorchDevice device;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.first));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.second));
+    several_devices_ = several_devices_ || (device_ && device != *device_);
+    device_ = device;
+  }
+
   StableIValue* next_;
+  std::optional<TorchDevice> device_;
+  bool several_devices_ = false;
 };
 
 class ResultWriter {

@@ -80,12 +80,23 @@ void prefer_huge_pages(const Tensor& tensor, std::size_t bytes) {
 #endif
 }
 
-Tensor allocate_bytes(std::size_t bytes) {
-  const auto size = static_cast<std::int64_t>(bytes);
-  const std::int64_t stride = 1;
+std::int32_t device_type_of(Placement placement) {
+  if (placement.results == Results::nowhere) return aoti_torch_device_type_meta();
+  return placement.device.type == DeviceType::cuda ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+}
+
+/// Contiguous, uninitialised. Torch's C interface says of a failure only that there was one; there is one reason to fail.
+Tensor allocate(const std::vector<std::int64_t>& sizes, std::int32_t torch_dtype, std::int64_t bytes, Placement placement) {
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<std::int64_t>(sizes[d], 1);
+  const bool nowhere = placement.results == Results::nowhere;
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), 0, &handle));
+  if (aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(), torch_dtype,
+                               device_type_of(placement), nowhere ? 0 : placement.device.index, &handle) != TORCH_SUCCESS) {
+    for (std::int64_t size : sizes) bytes *= size;
+    throw OutOfMemory("torch could not allocate " + std::to_string(bytes) + " bytes" +
+                      (placement.device.type == DeviceType::cuda ? " on cuda:" + std::to_string(placement.device.index) : ""));
+  }
   return Tensor(handle);
 }
 
@@ -115,19 +126,10 @@ DType dtype_of(const char* name, const Tensor& tensor) {
                     ", got " + torch::headeronly::toString(type));
 }
 
-Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement placement, const Tensor& beside) {
-  std::vector<std::int64_t> strides(sizes.size(), 1);
-  for (std::size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<std::int64_t>(sizes[d], 1);
-  const auto device = beside.device();
-  const auto type = placement == Placement::nowhere ? torch::headeronly::DeviceType::Meta : device.type();
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(static_cast<std::int64_t>(sizes.size()), sizes.data(), strides.data(),
-                               torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(scalar_type_of(dtype))),
-                               torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type)),
-                               placement == Placement::nowhere ? 0 : device.index(), &handle));
-  Tensor tensor(handle);
-  if (type == torch::headeronly::DeviceType::CPU) {
+Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement placement) {
+  Tensor tensor = allocate(sizes, torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(scalar_type_of(dtype))),
+                           element_bytes(dtype), placement);
+  if (placement.results == Results::on_device && placement.device.type == DeviceType::cpu) {
     prefer_huge_pages(tensor, static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
   }
   return tensor;
@@ -155,8 +157,10 @@ TensorView mutable_view(const char* name, const OptionalTensor& tensor) {
   return tensor ? mutable_view(name, *tensor) : TensorView();
 }
 
-Scratch::Scratch(std::size_t bytes) : memory_(allocate_bytes(bytes + kAlignment)), bytes_(bytes) {
-  const auto address = reinterpret_cast<std::uintptr_t>(memory_.mutable_data_ptr());
+Scratch::Scratch(std::size_t bytes, Device device) : bytes_(bytes) {
+  if (bytes == 0 && device.type == DeviceType::cuda) return;
+  memory_ = allocate({static_cast<std::int64_t>(bytes + kAlignment)}, aoti_torch_dtype_uint8(), 1, {device});
+  const auto address = reinterpret_cast<std::uintptr_t>(memory_->mutable_data_ptr());
   data_ = reinterpret_cast<void*>((address + kAlignment - 1) / kAlignment * kAlignment);
 }
 

@@ -13,11 +13,19 @@ namespace flashqla::bindings {
 /// Throws InvalidType for an element type that no tensor of ours has.
 DType dtype_of(const char* name, const Tensor& tensor);
 
-/// Where the results of a call live: with the inputs, or nowhere (only their shapes are looked at).
-enum class Placement { with_inputs, nowhere };
+/// Where a call runs, and whether its results live there or nowhere (only their shapes are looked at).
+enum class Results { on_device, nowhere };
+struct Placement {
+  Device device{};
+  Results results = Results::on_device;
+};
 
-/// An uninitialised contiguous tensor.
-Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement placement, const Tensor& beside);
+struct OutOfMemory : Error {
+  using Error::Error;
+};
+
+/// An uninitialised contiguous tensor. Throws OutOfMemory.
+Tensor empty(const std::vector<std::int64_t>& sizes, DType dtype, Placement placement);
 
 /// The tensor itself, or a copy if its last dimension is not contiguous (then nothing else needs copying).
 Tensor with_contiguous_rows(const Tensor& tensor);
@@ -29,14 +37,15 @@ ConstTensorView const_view(const char* name, const OptionalTensor& tensor);
 TensorView mutable_view(const char* name, const Tensor& tensor);
 TensorView mutable_view(const char* name, const OptionalTensor& tensor);
 
-/// Workspace from torch's allocator, aligned as the library wants it.
+/// Workspace from torch's allocator, aligned as the library wants it. On a CUDA device it belongs to the current stream there and
+/// may be freed before the work that uses it has run: whatever gets the memory next comes after that work on the stream.
 class Scratch {
  public:
-  explicit Scratch(std::size_t bytes);
+  Scratch(std::size_t bytes, Device device);
   Workspace workspace() const { return {data_, bytes_}; }
 
  private:
-  Tensor memory_;
+  OptionalTensor memory_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

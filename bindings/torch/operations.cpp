@@ -46,7 +46,7 @@ void expect_rank_4(const char* name, const Tensor& tensor) {
                         std::to_string(tensor.dim()));
 }
 
-Tensor none_of(DType dtype, Placement placement, const Tensor& beside) { return empty({0}, dtype, placement, beside); }
+Tensor none_of(DType dtype, Placement placement) { return empty({0}, dtype, placement); }
 
 /// A result that has no element because it is not wanted becomes an absent view.
 TensorView wanted_view(const char* name, const Tensor& tensor, bool wanted) {
@@ -71,7 +71,8 @@ Inputs::Inputs(ArgumentReader& reader)
   problem.state_layout = reader.read<bool>() ? StateLayout::value_key : StateLayout::key_value;
 }
 
-void Inputs::interpret() {
+void Inputs::interpret(Device device) {
+  problem.device = device;
   problem.gate = gate_of(gate_);
   problem.beta = beta_of(beta_mode_);
   expect_tensor("q", q);
@@ -119,20 +120,29 @@ std::vector<std::int64_t> Inputs::lengths() const {
   return lengths;
 }
 
+bool Inputs::offsets_readable() const { return problem.packed && problem.device.type == DeviceType::cpu; }
+
+std::int64_t Inputs::num_chunks() const {
+  if (problem.packed && !offsets_readable()) return problem.tokens / kTokensPerChunk + problem.sequences();
+  std::int64_t chunks = 0;
+  for (std::int64_t length : lengths()) chunks += (length + kTokensPerChunk - 1) / kTokensPerChunk;
+  return chunks;
+}
+
 std::int64_t Inputs::longest_sequence() const {
-  if (!problem.packed) return problem.tokens;
+  if (!offsets_readable()) return problem.tokens;
   std::int64_t longest = 0;
   for (std::int64_t length : lengths()) longest = std::max(longest, length);
   return longest;
 }
 
 Tensor Inputs::empty_like_v(Placement placement) const {
-  return empty({problem.batch, problem.tokens, problem.heads_v, problem.dim_v}, problem.dtype, placement, q);
+  return empty({problem.batch, problem.tokens, problem.heads_v, problem.dim_v}, problem.dtype, placement);
 }
 
 Tensor Inputs::empty_states(bool wanted, Placement placement) const {
-  if (!wanted) return none_of(state_dtype(), placement, q);
-  return empty(shape_of_states({problem.sequences()}), state_dtype(), placement, q);
+  if (!wanted) return none_of(state_dtype(), placement);
+  return empty(shape_of_states({problem.sequences()}), state_dtype(), placement);
 }
 
 std::vector<std::int64_t> Inputs::shape_of_states(std::vector<std::int64_t> leading) const {
@@ -146,7 +156,7 @@ std::vector<std::int64_t> Inputs::shape_of_states(std::vector<std::int64_t> lead
 template <class DescriptorType, class TensorsType>
 ForwardOp<DescriptorType, TensorsType>::ForwardOp(ArgumentReader& reader, Placement placement)
     : inputs(reader), initial_state(reader.optional_tensor()), want_final_state(reader.read<bool>()) {
-  inputs.interpret();
+  inputs.interpret(placement.device);
   initial_state = with_contiguous_rows(initial_state);
   o = inputs.empty_like_v(placement);
   final_state = inputs.empty_states(want_final_state, placement);
@@ -174,7 +184,7 @@ template struct ForwardOp<RecurrentForward, RecurrentForwardTensors>;
 ChunkForwardTrainingOp::ChunkForwardTrainingOp(ArgumentReader& reader, Placement placement)
     : forward(reader, placement), save(reader.read<bool>()) {
   const std::int64_t elements = save ? saved_elements(forward.descriptor()) : 0;
-  saved = empty({elements}, DType::f32, placement, forward.inputs.q);
+  saved = empty({elements}, DType::f32, placement);
 }
 
 ChunkForwardTensors ChunkForwardTrainingOp::tensors() const {
@@ -193,19 +203,17 @@ ChunkForwardLowLevelOp::ChunkForwardLowLevelOp(ArgumentReader& reader, Placement
       initial_state(reader.optional_tensor()),
       want_final_state(reader.read<bool>()),
       want_h(reader.read<bool>()) {
-  inputs.interpret();
+  inputs.interpret(placement.device);
   const Problem& problem = inputs.problem;
   initial_state = with_contiguous_rows(initial_state);
   const DType gate_dtype = inputs.state_dtype();
-  g_cumulative = empty({problem.batch, problem.tokens, problem.heads_v}, gate_dtype, placement, inputs.q);
-  a = empty({problem.batch, problem.tokens, problem.heads_v, kTokensPerChunk}, problem.dtype, placement, inputs.q);
+  g_cumulative = empty({problem.batch, problem.tokens, problem.heads_v}, gate_dtype, placement);
+  a = empty({problem.batch, problem.tokens, problem.heads_v, kTokensPerChunk}, problem.dtype, placement);
   o = inputs.empty_like_v(placement);
   if (want_h) {
-    std::int64_t rows = 0;
-    for (std::int64_t length : inputs.lengths()) rows += (length + kTokensPerChunk - 1) / kTokensPerChunk;
-    h = empty(inputs.shape_of_states({rows}), problem.dtype, placement, inputs.q);
+    h = empty(inputs.shape_of_states({inputs.num_chunks()}), problem.dtype, placement);
   } else {
-    h = none_of(problem.dtype, placement, inputs.q);
+    h = none_of(problem.dtype, placement);
   }
   final_state = inputs.empty_states(want_final_state, placement);
 }
@@ -243,7 +251,7 @@ ChunkForwardPoolOp::ChunkForwardPoolOp(ArgumentReader& reader, Placement placeme
       checkpoints(reader.optional_tensor()),
       checkpoint_rows(reader.optional_tensor()),
       prefix_lengths(reader.optional_tensor()) {
-  inputs.interpret();
+  inputs.interpret(placement.device);
   o = inputs.empty_like_v(placement);
 }
 
@@ -273,7 +281,7 @@ RecurrentForwardPoolOp::RecurrentForwardPoolOp(ArgumentReader& reader, Placement
       accepted(reader.optional_tensor()),
       token_states(reader.optional_tensor()),
       token_rows(reader.optional_tensor()) {
-  inputs.interpret();
+  inputs.interpret(placement.device);
   o = inputs.empty_like_v(placement);
 }
 

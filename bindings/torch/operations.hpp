@@ -12,7 +12,7 @@ class Inputs {
  public:
   explicit Inputs(ArgumentReader& reader);
   /// Fills in `problem`; throws. Called when every argument of the op has been read.
-  void interpret();
+  void interpret(Device device);
 
   Tensor q, k, v;
   OptionalTensor g, beta, a_log, dt_bias, cu_seqlens;
@@ -24,13 +24,17 @@ class Inputs {
   Tensor empty_states(bool wanted, Placement placement) const;
   /// [leading..., Hv, K, V] in the layout of the call.
   std::vector<std::int64_t> shape_of_states(std::vector<std::int64_t> leading) const;
-  /// Tokens of each sequence. The offsets have not been checked yet: whatever they say, every length lies in [0, T].
-  std::vector<std::int64_t> lengths() const;
+  /// Chunks of all sequences and tokens of the longest. On a CUDA device, where offsets are not read, no less than that.
+  std::int64_t num_chunks() const;
   std::int64_t longest_sequence() const;
   /// Of states that no caller chose a type for: f32, or f64 in the f64 reference.
   DType state_dtype() const { return problem.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
  private:
+  bool offsets_readable() const;
+  /// Tokens of each sequence. The offsets have not been checked yet: whatever they say, every length lies in [0, T].
+  std::vector<std::int64_t> lengths() const;
+
   std::string gate_, beta_mode_;
 };
 

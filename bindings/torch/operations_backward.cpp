@@ -15,7 +15,7 @@ ChunkBackwardOp::ChunkBackwardOp(ArgumentReader& reader, Placement placement)
       d_final_state(reader.optional_tensor()),
       wanted(reader.read<std::int64_t>()),
       saved(reader.optional_tensor()) {
-  inputs.interpret();
+  inputs.interpret(placement.device);
   initial_state = with_contiguous_rows(initial_state);
   d_o = with_contiguous_rows(d_o);
   d_final_state = with_contiguous_rows(d_final_state);
@@ -24,7 +24,7 @@ ChunkBackwardOp::ChunkBackwardOp(ArgumentReader& reader, Placement placement)
     if (is_wanted && !tensor) throw InvalidArgument(std::string(name) + ": a gradient is wanted but the tensor was not given");
     const auto sizes =
         is_wanted ? std::vector<std::int64_t>(tensor->sizes().begin(), tensor->sizes().end()) : std::vector<std::int64_t>{0};
-    return empty(sizes, tensor ? dtype_of(name, *tensor) : inputs.problem.dtype, placement, inputs.q);
+    return empty(sizes, tensor ? dtype_of(name, *tensor) : inputs.problem.dtype, placement);
   };
   d_q = result_like("q", kQ, inputs.q);
   d_k = result_like("k", kK, inputs.k);

@@ -1,38 +1,19 @@
 // The ops on the CPU: read the arguments, allocate, run, hand back. And their explanations.
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "operations.hpp"
+#include "calls.hpp"
 
 namespace {
 
 using namespace flashqla;            // NOLINT(google-build-using-namespace)
 using namespace flashqla::bindings;  // NOLINT(google-build-using-namespace)
 
-/// The stable ABI turns every exception into a RuntimeError. The mark in front names the Python type; flash_qla/_call.py puts it
-/// back.
-template <class Function>
-void with_marked_errors(const Function& function) {
-  try {
-    function();
-  } catch (const InvalidType& error) {
-    throw std::runtime_error(std::string("flashqla:TypeError: ") + error.what());
-  } catch (const InvalidArgument& error) {
-    throw std::runtime_error(std::string("flashqla:ValueError: ") + error.what());
-  } catch (const Unsupported& error) {
-    throw std::runtime_error(std::string("flashqla:NotImplementedError: ") + error.what());
-  }
-}
-
 template <class Operation>
 void run_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_marked_errors([&] {
     ArgumentReader reader(stack);
-    const Operation operation(reader, Placement::with_inputs);
+    const Operation operation(reader, Placement{});
     const Parallel parallel = torch_pool();
     const auto planned = plan(operation.descriptor(), parallel.threads);
-    const Scratch scratch(planned.workspace_bytes);
+    const Scratch scratch(planned.workspace_bytes, {});
     run(planned, operation.tensors(), scratch.workspace(), parallel);
     ResultWriter results(stack);
     operation.write_results(results);
@@ -43,27 +24,14 @@ template <class Operation>
 void explain_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_marked_errors([&] {
     ArgumentReader reader(stack);
-    const Operation operation(reader, Placement::nowhere);
-    const auto descriptor = operation.descriptor();
-    const std::vector<ImplementationReport> reports = explain(descriptor);
-    std::vector<std::string> answer;
-    bool taken = false;
-    for (const ImplementationReport& report : reports) {
-      answer.push_back(report.name);
-      answer.push_back(report.reason);
-      taken = taken || report.reason.empty();
-    }
-    if (taken) check(plan(descriptor), operation.tensors());
-    ResultWriter(stack).write(std::move(answer));
+    explain_call<Operation>(stack, reader, {});
   });
 }
 
-/// For fake kernels: how many elements chunk_forward_training's `saved` has.
 void saved_elements_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_marked_errors([&] {
     ArgumentReader reader(stack);
-    const ChunkForwardTrainingOp operation(reader, Placement::nowhere);
-    ResultWriter(stack).write(operation.saved.numel());
+    count_saved_elements(stack, reader, {});
   });
 }
 

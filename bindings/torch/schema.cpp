@@ -7,7 +7,8 @@
 // A result that was not asked for is a tensor without elements: optional results do not survive torch.compile.
 // explain_X has the arguments of X, checks them without reading any memory (meta tensors will do) and writes nothing; it returns
 // pairs of (implementation, why it refuses: empty if it would take the call), in the order in which they are tried.
-// explain_saved_elements says how many elements chunk_forward_training's `saved` would have.
+// explain_saved_elements says how many elements chunk_forward_training's `saved` would have. Both answer for the CPU;
+// explain_X.cuda for the CUDA device of a number, always about meta tensors.
 #include <string>
 
 #include "boxing.hpp"
@@ -55,15 +56,22 @@ STABLE_TORCH_LIBRARY(flashqla, library) {
   define("recurrent_forward" + kChunkForward + two);
   define("recurrent_forward_pool" + recurrent_pool("Tensor(a!)", "Tensor(b!)?") + " -> Tensor o");
 
-  define("explain_saved_elements" + kChunkForwardTraining + " -> int");
-  define("explain_chunk_forward" + kChunkForward + reasons);
-  define("explain_chunk_forward_low_level" + kChunkForwardLowLevel + reasons);
-  define("explain_chunk_forward_pool" + chunk_pool("Tensor", "Tensor?") + reasons);
-  define("explain_chunk_backward" + kChunkBackward + reasons);
-  define("explain_recurrent_forward" + kChunkForward + reasons);
-  define("explain_recurrent_forward_pool" + recurrent_pool("Tensor", "Tensor?") + reasons);
+  const auto define_explanation = [&](const std::string& name, const std::string& arguments, const std::string& result) {
+    define("explain_" + name + arguments + result);
+    define("explain_" + name + ".cuda(int device, " + arguments.substr(1) + result);
+  };
+  define_explanation("saved_elements", kChunkForwardTraining, " -> int");
+  define_explanation("chunk_forward", kChunkForward, reasons);
+  define_explanation("chunk_forward_low_level", kChunkForwardLowLevel, reasons);
+  define_explanation("chunk_forward_pool", chunk_pool("Tensor", "Tensor?"), reasons);
+  define_explanation("chunk_backward", kChunkBackward, reasons);
+  define_explanation("recurrent_forward", kChunkForward, reasons);
+  define_explanation("recurrent_forward_pool", recurrent_pool("Tensor", "Tensor?"), reasons);
 
   define("version() -> str");
+  // Of the CUDA library, which has these two: why nothing can run on a device (empty: it can), and its version.
+  define("missing_for_cuda(int device) -> str");
+  define("version_for_cuda() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flashqla, CompositeExplicitAutograd, library) {

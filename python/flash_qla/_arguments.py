@@ -53,7 +53,7 @@ def op_inputs(
         beta_mode = "one" if beta is None else "given"
     if isinstance(q, Tensor) and isinstance(v, Tensor) and isinstance(k, Tensor) and not (q.dtype == k.dtype == v.dtype):
         q, k = under_autocast(q, k, v)
-    offsets = choose_offsets(cu_seqlens, cu_seqlens_cpu)
+    offsets = choose_offsets(cu_seqlens, cu_seqlens_cpu, on_cuda=isinstance(q, Tensor) and q.is_cuda)
     return q, k, v, g, beta, A_log, dt_bias, offsets, scale, gate, beta_mode, use_qk_l2norm_in_kernel, state_v_first
 
 
@@ -71,11 +71,13 @@ def expect_tensors(**named: object) -> None:
             raise TypeError(f"{name}: expected Tensor, got {type(value).__name__}")
 
 
-def choose_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> Tensor | None:
-    """The copy on the CPU, if there is one."""
+def choose_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, *, on_cuda: bool) -> Tensor | None:
+    """The copy on the CPU, if there is one. Not with tensors on a CUDA device, whose kernels read the offsets there."""
     if cu_seqlens_cpu is None:
         return cu_seqlens
     if cu_seqlens is None:
+        if on_cuda:
+            raise ValueError("cu_seqlens: needed on the device of q; cu_seqlens_cpu alone is enough for tensors on the CPU only")
         return cu_seqlens_cpu
     expect_tensors(cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu)
     if cu_seqlens.shape != cu_seqlens_cpu.shape:
@@ -89,7 +91,7 @@ def choose_offsets(cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None) -> 
     )
     if on_cpu and cu_seqlens is not cu_seqlens_cpu and (cu_seqlens != cu_seqlens_cpu).any():
         raise ValueError(f"cu_seqlens_cpu: expected a copy of cu_seqlens, {cu_seqlens.tolist()}, got {cu_seqlens_cpu.tolist()}")
-    return cu_seqlens_cpu
+    return cu_seqlens if on_cuda else cu_seqlens_cpu
 
 
 def state_order(state_v_first: bool, transpose_state_layout: bool | None) -> bool:

@@ -1,22 +1,29 @@
 """Calls an op and gives its errors the Python type they were thrown for.
 
 The checks live in the C++ library and nowhere else. The stable ABI turns every C++ exception into a RuntimeError, so the op
-library marks the message with the type (bindings/torch/ops_cpu.cpp).
+libraries mark the message with the type (bindings/torch/calls.hpp).
 """
 
 import os
 import re
 import sys
 import warnings
+from collections.abc import Iterable
 
 import torch
 from torch.autograd import forward_ad
 
-from ._load import OPS, not_loaded
+from ._load import OPS, cuda_load_error, not_loaded
 
-_MARKED = re.compile(r"flashqla:(TypeError|ValueError|NotImplementedError): (\w+)(.*)", re.DOTALL)
+_TYPES = {
+    "TypeError": TypeError,
+    "ValueError": ValueError,
+    "NotImplementedError": NotImplementedError,
+    "RuntimeError": RuntimeError,
+    "OutOfMemoryError": torch.OutOfMemoryError,
+}
+_MARKED = re.compile(rf"flashqla:({'|'.join(_TYPES)}): (\w+)(.*)", re.DOTALL)
 _OTHER_SUBJECT = re.compile(r"(memory apart from that of )(\w+)")
-_TYPES = {"TypeError": TypeError, "ValueError": ValueError, "NotImplementedError": NotImplementedError}
 _SCHEMA_MISMATCH = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'")
 
 # Where the C++ library's names are not those of the Python arguments.
@@ -44,7 +51,7 @@ _RENAMED_IN_POOLS = {
 
 
 def call(name: str, arguments: tuple):
-    """Runs the op; errors are ValueError, TypeError or NotImplementedError and name the argument."""
+    """Runs the op; errors have the types of _TYPES, and those of an argument name it."""
     op = OPS.get(name)
     if op is None:
         raise not_loaded()
@@ -100,7 +107,7 @@ def _translated(name: str, arguments: tuple, error: RuntimeError) -> Exception |
 
 def _public_name(name: str, subject: str) -> str:
     """What the function that runs op `name` calls its argument `subject`."""
-    if name.endswith("_pool"):
+    if "_pool" in name:
         subject = _RENAMED_IN_POOLS.get(subject, subject)
     return _RENAMED.get(subject, subject)
 
@@ -128,16 +135,38 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def device_support(device: torch.device | str) -> str | None:
-    """None if the operations run on `device`, else a sentence that says why not.
+    """None if the operations run on `device`, else a sentence that says why not. For a CUDA device this starts the driver.
 
     >>> import flash_qla
     >>> flash_qla.device_support("mps")
-    "flash_qla has no kernels for device type 'mps': this build runs on the CPU only"
+    "flash_qla has no kernels for device type 'mps': there are some for the CPU and for CUDA devices"
     """
-    kind = torch.device(device).type
-    if kind in ("cpu", "meta"):
-        return str(not_loaded()) if not OPS else None
-    return f"flash_qla has no kernels for device type '{kind}': this build runs on the CPU only"
+    device = torch.device(device)
+    if device.type in ("cpu", "meta"):
+        return None if OPS else str(not_loaded())
+    if device.type == "cuda":
+        reason = cuda_load_error or torch.ops.flashqla.missing_for_cuda(device.index or 0)
+    else:
+        reason = "there are some for the CPU and for CUDA devices"
+    return f"flash_qla has no kernels for device type '{device.type}': {reason}" if reason else None
+
+
+def explanation(name: str, arguments: tuple) -> list[str]:
+    """Pairs of implementation and reason, in the order of trial. On CUDA devices only shapes are looked at."""
+    q = arguments[0]
+    if not (isinstance(q, torch.Tensor) and q.is_cuda):
+        return call(f"explain_{name}", arguments)
+    if error := device_error(name, arguments):
+        raise error
+    question = (meta_like(x) if isinstance(x, torch.Tensor) else x for x in arguments)
+    return call(*question_about(name, q.device, question))
+
+
+def question_about(name: str, device: torch.device, arguments: Iterable) -> tuple[str, tuple]:
+    """The op that explains calls of `name` on `device`, with its arguments; tensors are meta tensors."""
+    if device.type == "cuda":
+        return f"explain_{name}.cuda", (device.index or 0, *arguments)
+    return f"explain_{name}", tuple(arguments)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -150,6 +179,8 @@ def warn_if_slow(name: str, arguments: tuple) -> None:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return  # the fake kernels ask
     q, _, v = arguments[:3]
+    if isinstance(q, torch.Tensor) and q.is_cuda:
+        return  # no reference there
     if type(q) not in _PLAIN or type(v) not in _PLAIN or q.dim() != 4 or v.dim() != 4:
         return  # traced (the fake kernels ask) or wrong (the call itself will say so)
     kind = (name, q.dtype, q.size(3), v.size(3), *arguments[9:13])

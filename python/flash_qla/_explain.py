@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ._arguments import op_inputs, refuse_peer_options, state_order
-from ._call import call
+from ._call import explanation
 
 
 class Explanation(list):
@@ -96,5 +96,5 @@ def explain(
     )
     rest = (None, None, 0b111, None) if operation == "chunk_backward" else (output_final_state,)
     with torch.no_grad():
-        answers = call(f"explain_{operation}", (*inputs, initial_state, *rest))
+        answers = explanation(operation, (*inputs, initial_state, *rest))
     return Explanation(operation, list(zip(answers[::2], answers[1::2], strict=True)))

@@ -7,7 +7,7 @@ the sizes that a symbolic size stands for at the moment. It reads no memory and 
 import torch
 from torch import Tensor
 
-from ._call import device_error, known_size, meta_like, warn_if_reference, with_typed_errors
+from ._call import device_error, known_size, meta_like, question_about, warn_if_reference, with_typed_errors
 from ._load import OPS
 
 _TOKENS_PER_CHUNK = 64
@@ -20,14 +20,14 @@ def _without_fakes():
 
 
 def _check(name: str, arguments: tuple) -> None:
-    error = device_error(name, arguments)
-    if error is not None:
-        raise error
     with _without_fakes():
+        error = device_error(name, arguments)
+        if error is not None:
+            raise error
         concrete = [meta_like(x) if isinstance(x, Tensor) else x for x in arguments]
         if any(new is None and old is not None for new, old in zip(concrete, arguments, strict=True)):
             return  # a size that only the data will tell: the call itself checks it
-        answers = with_typed_errors(f"explain_{name}", tuple(concrete))
+        answers = with_typed_errors(*question_about(name, arguments[0].device, concrete))
     warn_if_reference(name, arguments[0].dtype, answers)
     if all(answers[1::2]):
         reasons = "; ".join(f"{i}: {reason}" for i, reason in zip(answers[::2], answers[1::2], strict=True))
@@ -76,7 +76,7 @@ def _saves(arguments: tuple) -> bool:
         rows = (None if x is None else one_token(x) for x in (q, k, v, g, beta))
         heads = (None if x is None else one_token(x) for x in (a_log, dt_bias))
         question = (*rows, *heads, None, *options, None, output_final_state, save)
-        return with_typed_errors("explain_saved_elements", question) > 0
+        return with_typed_errors(*question_about("saved_elements", arguments[0].device, question)) > 0
 
 
 def _final_state(q, v, cu_seqlens, state_v_first, wanted):
@@ -97,6 +97,8 @@ def _low_level(*arguments):
     else:
         if cu_seqlens is None:
             rows = batch * ((tokens + _TOKENS_PER_CHUNK - 1) // _TOKENS_PER_CHUNK)
+        elif cu_seqlens.is_cuda:
+            rows = tokens // _TOKENS_PER_CHUNK + cu_seqlens.shape[0] - 1
         else:
             rows = torch.library.get_ctx().new_dynamic_size()
         h = q.new_empty(_state_shape([rows], q, v, state_v_first))

@@ -1,6 +1,7 @@
-"""Loads the compiled op library.
+"""Loads the compiled op libraries: one with the schemas and the kernels for the CPU and, beside a torch for CUDA, one for CUDA.
 
 Importing must never fail (other packages find this one by its name alone), so an error is kept here and shown by the first call.
+Loading starts nothing: CUDA is looked at by the first call on one of its devices, so a process may still fork after the import.
 """
 
 import re
@@ -11,6 +12,7 @@ import torch
 _PACKAGE = Path(__file__).resolve().parent
 # In a folder of its own: beside the modules, tools that walk the package would take it for one.
 _LIBRARY = _PACKAGE / "lib" / "libflashqla_torch.so"
+_CUDA_LIBRARY = _PACKAGE / "lib" / "libflashqla_torch_cuda.so"
 OLDEST_TORCH = (2, 10)
 
 
@@ -33,16 +35,34 @@ def _load() -> Exception | None:
         if not _LIBRARY.is_file():
             return ImportError(f"{_LIBRARY} does not exist: build it with `make`, or install the package with `pip install .`")
         torch.ops.load_library(str(_LIBRARY))
-        built = torch.ops.flashqla.version()
-        if built != __version__:
-            return ImportError(f"{_LIBRARY} was built from version {built}, this package is {__version__}: build it again")
+        _expect_version(_LIBRARY, torch.ops.flashqla.version())
     except Exception as error:
         return error
     return None
 
 
+def _expect_version(library: Path, built: str) -> None:
+    if built != __version__:
+        raise ImportError(f"{library} was built from version {built}, this package is {__version__}: build it again")
+
+
+def _load_cuda() -> str | None:
+    """Why there are no kernels for CUDA devices, None if there are. Whether there is a device is for a call to find out."""
+    if torch.version.cuda is None:
+        return f"the installed torch {torch.__version__} is built without CUDA"
+    if not _CUDA_LIBRARY.is_file():
+        return f"{_CUDA_LIBRARY} does not exist: build it with `make` on a machine that has nvcc 12.8 or newer"
+    try:
+        torch.ops.load_library(str(_CUDA_LIBRARY))
+        _expect_version(_CUDA_LIBRARY, torch.ops.flashqla.version_for_cuda())
+    except Exception as error:
+        return f"{_CUDA_LIBRARY} could not be loaded: {error}"
+    return None
+
+
 __version__ = _read_version()
 load_error = _load()
+cuda_load_error = _load_cuda() if load_error is None else str(load_error)
 
 _NAMES = (
     "chunk_forward",
@@ -60,6 +80,7 @@ OPS = {}
 if load_error is None:
     _EXPLANATIONS = (*(f"explain_{name}" for name in _EXPLAINED), "explain_saved_elements")
     OPS = {name: getattr(torch.ops.flashqla, name).default for name in (*_NAMES, *_EXPLANATIONS)}
+    OPS |= {f"{name}.cuda": getattr(torch.ops.flashqla, name).cuda for name in _EXPLANATIONS}
 
 
 def not_loaded() -> RuntimeError:

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+
 #include "common/environment.hpp"
 #include "flashqla/error.hpp"
 
@@ -13,7 +15,30 @@ void check(int status, const char* what) {
   throw DeviceError(std::string(what) + ": " + cudaGetErrorString(static_cast<cudaError_t>(status)));
 }
 
+namespace {
+
+std::string version_text(int version) {  // as CUDA counts
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+/// Empty if the driver knows the CUDA that this was built with: a driver for any version of the same major one does.
+std::string refuse_driver() {
+  constexpr const char* kLeastDriver = CUDART_VERSION >= 13000 ? "580.65.06" : "525.60.13";
+  int version = 0;  // stays 0 without a driver
+  const cudaError_t status = cudaDriverGetVersion(&version);
+  if (status == cudaSuccess && version / 1000 >= CUDART_VERSION / 1000) return {};
+  cudaGetLastError();
+  const std::string needed =
+      "needs an NVIDIA driver for CUDA " + std::to_string(CUDART_VERSION / 1000) + " (" + kLeastDriver + " or newer); ";
+  return needed + (version == 0 ? "there is none" : "the one here is for CUDA " + version_text(version));
+}
+
+}  // namespace
+
 std::string missing_device() {
+  static std::atomic<bool> found{false};
+  if (found.load(std::memory_order_relaxed)) return {};
+  if (std::string driver = refuse_driver(); !driver.empty()) return driver;
   int count = 0;
   if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess) {
     cudaGetLastError();
@@ -21,7 +46,10 @@ std::string missing_device() {
   }
   for (int device = 0; device < count; ++device) {
     int major = 0;
-    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8) return {};
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 8) {
+      found.store(true, std::memory_order_relaxed);
+      return {};
+    }
   }
   return "needs a CUDA device of compute capability 8.0 or newer";
 }

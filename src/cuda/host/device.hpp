@@ -9,7 +9,7 @@ namespace flashqla::cuda {
 /// Throws DeviceError with what was tried and CUDA's words, unless `status` (a cudaError_t) is success.
 void check(int status, const char* what);
 
-/// Empty if there is a CUDA device of capability 8.0 or newer, else what is missing.
+/// Empty if there are a driver and a CUDA device of capability 8.0 or newer, else what is missing.
 std::string missing_device();
 
 /// Empty if there is a device of that number and of capability 8.0 or newer, else the reason to refuse it.

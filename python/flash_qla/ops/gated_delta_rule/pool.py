@@ -144,7 +144,8 @@ def num_checkpoints(
         for name, size in (("batch", batch), ("tokens", tokens)):
             if size < 0:
                 raise ValueError(f"{name}: expected at least 0, got {size}")
-        lengths = torch.full((batch,), tokens, dtype=torch.int64)
+        device = prefix_lengths.device if isinstance(prefix_lengths, Tensor) else None
+        lengths = torch.full((batch,), tokens, dtype=torch.int64, device=device)
     if prefix_lengths is None:
         return lengths // states_every
     _expect_integers("prefix_lengths", prefix_lengths)
