@@ -17,14 +17,20 @@ CONFIGURE = $(CMAKE) --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(V
 RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
+# An nvcc that can build the CUDA kernels (12.8 or newer); empty without one. `make NVCC= ...` goes without.
+NVCC ?= $(shell nvcc --version 2>/dev/null | awk '/release/ { split($$5, v, /[.,]/); if (v[1] > 12 || v[1] == 12 && v[2] >= 8) print "nvcc" }')
+CONFIGURE_CUDA = $(CONFIGURE) --preset cuda -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
+GPU := $(wildcard /dev/nvidia0)
 
-.PHONY: help setup setup-tests setup-emulated build build-tests test cuda emulated demo bench asan fuzz format lint api-reference wheel clean distclean
+.PHONY: help setup setup-tests setup-emulated build build-tests cuda-library test cuda emulated demo bench asan fuzz format lint api-reference wheel \
+  clean distclean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 	@echo
 	@echo "  PYTHON=...  the Python to build for (default python3; 3.10 or newer)      JOBS=...  compile and test jobs at once"
-	@echo "  demo: TEXT=file to train on, DEVICE=cpu      fuzz: FUZZ_SECONDS=60 a target      CMAKE_OPTIONS=-D...  more options for cmake"
+	@echo "  demo: TEXT=file to train on, DEVICE=cpu or cuda      fuzz: FUZZ_SECONDS=60 a target      CMAKE_OPTIONS=-D...  more options for cmake"
+	@echo "  NVCC=    (empty) builds nothing for CUDA, where there is an nvcc"
 
 setup:
 	@$(PYTHON) tools/set_up.py
@@ -35,20 +41,28 @@ setup-tests:
 setup-emulated:
 	@$(PYTHON) tools/set_up.py --tests --emulation
 
-build: setup  ## build the library and the PyTorch op library (into python/flash_qla/lib)
+build: setup cuda-library  ## build the library and the PyTorch op libraries (into python/flash_qla/lib)
 	@$(CONFIGURE) $(RELEASE)
 	@$(CMAKE) --build build/release -j $(JOBS) --target flashqla flashqla_torch
 
-build-tests: setup-tests
+build-tests: setup-tests cuda-library
 	@$(CONFIGURE) $(RELEASE) -DFLASHQLA_TESTS=ON
 	@$(CMAKE) --build build/release -j $(JOBS)
 
-test: build-tests  ## all tests: C++ (googletest), then Python (pytest)
+# The PyTorch op library for CUDA, where there is an nvcc.
+cuda-library: setup
+ifneq ($(NVCC),)
+	@$(CONFIGURE_CUDA) -DFLASHQLA_TESTS=OFF
+	@$(CMAKE) --build build/cuda -j $(JOBS) --target flashqla_torch_cuda
+endif
+
+test: build-tests $(if $(and $(NVCC),$(GPU)),cuda)  ## all tests: C++ (googletest), then Python (pytest)
 	@$(CTEST) --test-dir build/release --output-on-failure -j $(JOBS)
+	@$(if $(and $(NVCC),$(GPU)),$(CTEST) --test-dir build/cuda --output-on-failure -L cuda)
 	@$(PYTEST) -q -n $(JOBS)
 
-cuda: setup-tests  ## build the CUDA kernels, their tests and their benchmark into build/cuda (needs nvcc)
-	@$(CONFIGURE) --preset cuda
+cuda: setup-tests cuda-library  ## build the CUDA kernels, their tests and their benchmark into build/cuda (needs nvcc)
+	@$(CONFIGURE_CUDA)
 	@$(CMAKE) --build --preset cuda -j $(JOBS)
 	@$(VENV)/python tools/check_ptxas.py build/cuda
 

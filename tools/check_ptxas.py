@@ -89,7 +89,7 @@ def read_build(build):
     kernels, remarks, seconds = {}, set(), {}
     for source in sorted((ROOT / SOURCES).rglob("*.cu")):
         name = source.relative_to(ROOT).as_posix()
-        report = build / "CMakeFiles/flashqla.dir" / f"{name}.o.ptxas"
+        report = build / "CMakeFiles/flashqla_cuda.dir" / f"{name}.o.ptxas"
         if not report.is_file():
             sys.exit(f"check_ptxas: {report} is missing; build first (make cuda)")
         of_file, said, seconds[name] = read_report(report.read_text())

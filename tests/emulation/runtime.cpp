@@ -68,6 +68,10 @@ const char* cudaGetErrorString(cudaError_t status) {
   return "unrecognized error code";
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;

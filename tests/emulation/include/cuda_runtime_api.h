@@ -3,6 +3,8 @@
 
 #include <cstddef>
 
+#define CUDART_VERSION 13000
+
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
@@ -28,6 +30,7 @@ using cudaGraphExec_t = struct EmulatedGraph*;
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t status);
 
+cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
