@@ -2,6 +2,9 @@
 // that the seed chooses. Warps are switched only where their lanes have met, and there only now and then.
 #include "machine.hpp"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 #include <sys/mman.h>
 
 #include <bit>
@@ -18,10 +21,17 @@ namespace {
 
 namespace context = boost::context::detail;
 
-constexpr std::size_t kPage = 4096, kStackBytes = 17 * kPage;  // one of them a guard
+constexpr std::size_t kPage = 4096, kStackBytes = 65 * kPage;  // one of them a guard
 
 /// One in so many meetings lets another warp run.
 constexpr std::uint32_t kMeetingsToTurn = 8;
+
+#if defined(__SANITIZE_ADDRESS__)
+/// Threads that have returned, or been given up, have left marks of their frames on their stacks.
+void forget_frames(std::byte* stack) { __asan_unpoison_memory_region(stack + kPage, kStackBytes - kPage); }
+#else
+void forget_frames(std::byte*) {}
+#endif
 
 void release_stacks(std::byte* memory) { munmap(memory, kMostThreads * kStackBytes); }
 
@@ -38,9 +48,19 @@ std::byte* stack_top(std::byte* stacks, int thread) {
   return stacks + (thread + 1) * kStackBytes - static_cast<std::size_t>(thread % 61) * 64;
 }
 
+std::string from_environment(const char* name) {
+  const char* const text = std::getenv(name);
+  return text != nullptr ? text : "";
+}
 std::uint64_t seed_of_environment() {
-  const char* const text = std::getenv("FLASHQLA_EMULATION_SEED");
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
+  const std::string text = from_environment("FLASHQLA_EMULATION_SEED");
+  return text.empty() ? 1 : std::strtoull(text.c_str(), nullptr, 10);
+}
+
+/// "kernel.cuh:12".
+std::string text_of(const Site& site) {
+  const std::string file = site.file;
+  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(site.line);
 }
 
 std::uint32_t mixed(std::uint64_t x) {
@@ -51,6 +71,7 @@ std::uint32_t mixed(std::uint64_t x) {
 
 struct BarrierArguments {
   int id, threads;
+  Site site;
 };
 constexpr Operation kBarrier{
     "a barrier",
@@ -64,7 +85,7 @@ constexpr Operation kBarrier{
           fail("lanes of a warp come to barriers " + std::to_string(first->id) + " and " + std::to_string(own->id));
         }
       }
-      Machine::of_this_thread().arrive(first->id, first->threads);
+      Machine::of_this_thread().arrive(first->id, first->threads, first->site);
     },
     true};
 
@@ -94,7 +115,11 @@ Machine& Machine::made_for_this_thread() {
   return *(thread_state.machine = machine.get());
 }
 
-Machine::Machine() : stacks_(reserve_stacks(), release_stacks), seed_(seed_of_environment()), lanes_(kMostThreads) {}
+Machine::Machine()
+    : stacks_(reserve_stacks(), release_stacks),
+      seed_(seed_of_environment()),
+      lanes_(kMostThreads),
+      left_out_(from_environment("FLASHQLA_EMULATION_WITHOUT")) {}
 
 void Machine::switch_to(Lane& lane) {
   if (&lane == running_) return;
@@ -192,7 +217,7 @@ void Machine::meet(const Operation& operation, void* arguments) {
 }
 
 /// The warp of the running lane comes to a barrier: it waits there, unless it is the last.
-void Machine::arrive(int id, int threads) {
+void Machine::arrive(int id, int threads, const Site& site) {
   Warp& warp = *running_->warp;
   if (id < 0 || id >= kBarriers || threads < 0 || threads % kWarpLanes != 0) {
     fail("barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads: there are 0 to 15, for whole warps");
@@ -205,6 +230,7 @@ void Machine::arrive(int id, int threads) {
   barrier.waiting |= 1u << warp.number;
   barrier.threads = threads;
   warp.barrier = id;
+  warp.site = site;
   if (threads == 0 ? barrier.waiting == live_ : std::popcount(barrier.waiting) * kWarpLanes == threads) release(barrier);
 }
 
@@ -216,6 +242,8 @@ void Machine::release(Barrier& barrier) {
   barrier.waiting = 0;
 }
 
+bool Machine::is_left_out(const Site& site) const { return text_of(site) == left_out_; }
+
 std::string Machine::waits_of_all() const {
   std::string text;
   for (int w = 0; w < warp_count_; ++w) {
@@ -224,8 +252,8 @@ std::string Machine::waits_of_all() const {
     text += "\n  warp " + std::to_string(w) + ": ";
     if (warp.barrier >= 0) {
       const int threads = barriers_[warp.barrier].threads;
-      text +=
-          "at barrier " + std::to_string(warp.barrier) + " for " + (threads == 0 ? "all" : std::to_string(threads)) + " threads";
+      text += "at barrier " + std::to_string(warp.barrier) + " for " + (threads == 0 ? "all" : std::to_string(threads)) +
+              " threads (" + text_of(warp.site) + ")";
     } else {
       text += "lanes " + lanes_text(warp.came) + " at " + (warp.operation != nullptr ? warp.operation->name : "nothing");
     }
@@ -258,6 +286,7 @@ void Machine::start(const Launch& launch, std::int64_t block) {
     lane.number = t % kWarpLanes;
     lane.copies.clear();
     lane.groups = 0;
+    forget_frames(stacks_.get() + static_cast<std::size_t>(t) * kStackBytes);
     lane.context = context::make_fcontext(stack_top(stacks_.get(), t), kStackBytes - 2 * kPage, enter);
   }
 }
@@ -290,8 +319,9 @@ std::string run_blocks(const Launch& launch, void (*body)(const void*), const vo
 std::uint32_t random_number() { return Machine::of_this_thread().random(); }
 void set_seed(std::uint64_t seed) { Machine::made_for_this_thread().set_seed(seed); }
 
-void wait_at_barrier(int id, int threads) {
-  BarrierArguments arguments{id, threads};
+void wait_at_barrier(int id, int threads, const Site& site) {
+  if (Machine::of_this_thread().leaves_out(site)) return;
+  BarrierArguments arguments{id, threads, site};
   meet(kBarrier, &arguments);
 }
 

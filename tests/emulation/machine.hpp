@@ -37,6 +37,7 @@ struct Warp {
   const Operation* operation = nullptr;
   void* arguments[kWarpLanes] = {};
   int barrier = -1;  // that the warp waits at
+  Site site = {};    // where in the source
 };
 
 struct Barrier {
@@ -53,7 +54,8 @@ class Machine {
   void live();
   std::string run(const Launch& launch, void (*body)(const void*), const void* arguments);
   void meet(const Operation& operation, void* arguments);
-  void arrive(int id, int threads);
+  void arrive(int id, int threads, const Site& site);
+  bool leaves_out(const Site& site) const { return !left_out_.empty() && is_left_out(site); }
   [[noreturn]] void fail(const std::string& message);
   std::uint32_t random() {
     random_ ^= random_ << 13;
@@ -65,7 +67,7 @@ class Machine {
 
  private:
   Machine();
-  [[noreturn]] void leave();
+  void leave();
   void start(const Launch& launch, std::int64_t block);
   void finish_meeting(Warp& warp);
   void release(Barrier& barrier);
@@ -74,6 +76,7 @@ class Machine {
   Lane& any();
   void switch_to(Lane& lane);
   std::string waits_of_all() const;
+  bool is_left_out(const Site& site) const;
 
   std::unique_ptr<std::byte, void (*)(std::byte*)> stacks_;
   std::uint64_t seed_;
@@ -88,6 +91,7 @@ class Machine {
   void (*body_)(const void*) = nullptr;
   const void* arguments_ = nullptr;
   std::string failure_;
+  std::string left_out_;
 };
 
 }  // namespace flashqla::emulation

@@ -136,7 +136,7 @@ TEST(Emulation, ACopyIsThereWhenItHasBeenWaitedFor) {
 }
 TEST(Emulation, ADeadlockIsNamed) {
   const std::string words = words_of(wait_for_nobody, 96, 0);
-  EXPECT_TRUE(contains(words, "warp 0: at barrier 0 for all threads")) << words;
+  EXPECT_TRUE(contains(words, "warp 0: at barrier 0 for all threads (test_emulation.cu:")) << words;
   EXPECT_TRUE(contains(words, "warp 2: at barrier 3 for 96 threads")) << words;
 }
 TEST(Emulation, SharedMemoryHasAnEnd) {

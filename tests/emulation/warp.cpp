@@ -62,47 +62,71 @@ struct Product {
   std::uint32_t b[2];
 };
 
-float decoded(std::uint32_t bits, bool f16) {
-  if (!f16) return std::bit_cast<float>(bits << 16);
+constexpr int kM = 16, kN = 8, kK = 16;
+
+/// The operands of a warp: A row by row, B row by row, C row by row.
+struct Operands {
+  std::uint32_t a[kM * kK], b[kK * kN];
+  alignas(32) float c[kM * kN];
+};
+
+/// Without a branch, so that compilers do several at once.
+float decoded_f16(std::uint32_t bits) {
   // Exponents are moved by a product, which is exact for denormals too; infinity and NaN get the largest exponent.
   const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
-  const float moved = std::bit_cast<float>(magnitude) * 0x1p112f;
-  const std::uint32_t finite = std::bit_cast<std::uint32_t>(moved);
-  return std::bit_cast<float>((magnitude >= 0x0f800000u ? finite | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
+  const auto moved = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+  const std::uint32_t not_finite = 0u - static_cast<std::uint32_t>(magnitude >= 0x0f800000u);
+  return std::bit_cast<float>(moved | (not_finite & 0x7f800000u) | (bits & 0x8000u) << 16);
+}
+float decoded_bf16(std::uint32_t bits) { return std::bit_cast<float>(bits << 16); }
+
+using Row = float __attribute__((vector_size(kN * sizeof(float))));  // of B and C
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define FLASHQLA_FOR_BOTH __attribute__((target_clones("avx2", "default")))
+#else
+#define FLASHQLA_FOR_BOTH
+#endif
+
+FLASHQLA_FOR_BOTH void multiply_decoded(const float (&a)[kM * kK], const float (&b)[kK * kN], float (&c)[kM * kN]) {
+  Row rows[kK];
+  std::memcpy(rows, b, sizeof rows);
+  for (int m = 0; m < kM; ++m) {
+    Row sum;
+    std::memcpy(&sum, c + m * kN, sizeof sum);
+    for (int k = 0; k < kK; ++k) sum += a[m * kK + k] * rows[k];
+    std::memcpy(c + m * kN, &sum, sizeof sum);
+  }
+}
+FLASHQLA_FOR_BOTH void decode_f16(const std::uint32_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] = decoded_f16(from[i]);
+}
+FLASHQLA_FOR_BOTH void decode_bf16(const std::uint32_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] = decoded_bf16(from[i]);
 }
 
 template <bool kF16>
 void multiply_all(const Arguments& arguments) {
-  constexpr int kM = 16, kN = 8, kK = 16;
-  std::uint32_t a_bits[kM][kK], b_bits[kK][kN];
-  float a[kM][kK], b[kK][kN], c[kM][kN];
+  Operands x;
+  const auto put = [](std::uint32_t* to, std::uint32_t pair, int stride) {
+    to[0] = pair & 0xffffu;
+    to[stride] = pair >> 16;
+  };
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     const Product& own = of<Product>(arguments, lane);
     const int g = lane / 4, t = lane % 4 * 2;
-    for (int i = 0; i < 2; ++i) {
-      a_bits[g][t + i] = half_of(own.a[0], i);
-      a_bits[g + 8][t + i] = half_of(own.a[1], i);
-      a_bits[g][t + 8 + i] = half_of(own.a[2], i);
-      a_bits[g + 8][t + 8 + i] = half_of(own.a[3], i);
-      b_bits[t + i][g] = half_of(own.b[0], i);
-      b_bits[t + 8 + i][g] = half_of(own.b[1], i);
-      c[g][t + i] = own.c[i];
-      c[g + 8][t + i] = own.c[2 + i];
-    }
+    for (int i = 0; i < 4; ++i) put(x.a + (g + i % 2 * 8) * kK + t + i / 2 * 8, own.a[i], 1);
+    for (int i = 0; i < 2; ++i) put(x.b + (t + 8 * i) * kN + g, own.b[i], kN);
+    for (int i = 0; i < 2; ++i) std::memcpy(x.c + (g + 8 * i) * kN + t, own.c + 2 * i, 2 * sizeof(float));
   }
-  for (int i = 0; i < kM * kK; ++i) a[i / kK][i % kK] = decoded(a_bits[i / kK][i % kK], kF16);
-  for (int i = 0; i < kK * kN; ++i) b[i / kN][i % kN] = decoded(b_bits[i / kN][i % kN], kF16);
-  for (int m = 0; m < kM; ++m) {
-    for (int k = 0; k < kK; ++k) {
-      for (int n = 0; n < kN; ++n) c[m][n] += a[m][k] * b[k][n];
-    }
-  }
+  float a[kM * kK], b[kK * kN];
+  (kF16 ? decode_f16 : decode_bf16)(x.a, kM * kK, a);
+  (kF16 ? decode_f16 : decode_bf16)(x.b, kK * kN, b);
+  multiply_decoded(a, b, x.c);
   for (int lane = 0; lane < kWarpLanes; ++lane) {
-    float* const own = of<Product>(arguments, lane).c;
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 2; ++i) {
-      own[i] = c[g][t + i];
-      own[2 + i] = c[g + 8][t + i];
+      std::memcpy(of<Product>(arguments, lane).c + 2 * i, x.c + (g + 8 * i) * kN + t, 2 * sizeof(float));
     }
   }
 }
@@ -164,7 +188,8 @@ void shuffle(Shuffle kind, std::uint32_t mask, void* value, std::size_t bytes, i
   meet(kShuffle, &arguments);
   std::memcpy(value, &arguments.value, bytes);
 }
-void wait_for_warp(std::uint32_t mask) {
+void wait_for_warp(std::uint32_t mask, const Site& site) {
+  if (Machine::of_this_thread().leaves_out(site)) return;
   need_all_lanes(mask, kWait.name);
   meet(kWait, nullptr);
 }
@@ -178,7 +203,8 @@ void copy_later(std::uint32_t to, const void* from, std::uint32_t bytes) {
   lane.copies.push_back({memory, from, bytes, lane.groups});
 }
 void end_group_of_copies() { ++Machine::of_this_thread().running().groups; }
-void wait_for_copies(int pending) {
+void wait_for_copies(int pending, const Site& site) {
+  if (Machine::of_this_thread().leaves_out(site)) return;
   Lane& lane = Machine::of_this_thread().running();
   std::size_t done = 0;
   for (; done < lane.copies.size() && lane.copies[done].group < lane.groups - pending; ++done) {

@@ -49,9 +49,15 @@ inline constinit thread_local ThreadState thread_state;
 /// Waits for the warp's other lanes, then goes on after `operation` has been carried out for all of them.
 void meet(const Operation& operation, void* arguments);
 
+/// A place in the source, said by errors. FLASHQLA_EMULATION_WITHOUT=file:line leaves out the waits of that line.
+struct Site {
+  const char* file;
+  int line;
+};
+
 /// Waits for the warp, then with it at barrier `id` until `threads` have come; 0: all threads of the block that have not
 /// returned.
-void wait_at_barrier(int id, int threads);
+void wait_at_barrier(int id, int threads, const Site& site);
 
 /// Ends the launch with an error. Called on a fiber.
 [[noreturn]] void fail(const std::string& message);

@@ -46,8 +46,12 @@ namespace flashqla::cuda {
 extern constinit thread_local std::byte memory[];
 }
 
-inline void __syncthreads() { flashqla::emulation::wait_at_barrier(0, 0); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { flashqla::emulation::wait_for_warp(mask); }
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  flashqla::emulation::wait_at_barrier(0, 0, {file, line});
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  flashqla::emulation::wait_for_warp(mask, {file, line});
+}
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {

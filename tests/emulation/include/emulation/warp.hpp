@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "emulation/block.hpp"
+
 namespace flashqla::emulation {
 
 /// ldmatrix of four 8x8 matrices of 16-bit elements.
@@ -18,12 +20,12 @@ void multiply_f16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, 
 /// cp.async of 16 bytes: the destination is NaN until a wait.
 void copy_later(std::uint32_t to, const void* from, std::uint32_t bytes);
 void end_group_of_copies();
-void wait_for_copies(int pending);
+void wait_for_copies(int pending, const Site& site);
 
 enum class Shuffle { index, up, down, exclusive_or };
 /// The lane's value of `bytes` (4 or 8) becomes that of another lane.
 void shuffle(Shuffle kind, std::uint32_t mask, void* value, std::size_t bytes, int by);
-void wait_for_warp(std::uint32_t mask);
+void wait_for_warp(std::uint32_t mask, const Site& site);
 
 // Conversions, round to nearest even.
 float bf16_to_float(std::uint16_t bits);

@@ -6,6 +6,8 @@
 
 namespace flashqla::cuda::ptx {
 
-FLASHQLA_DEVICE void named_barrier(int id, int threads) { emulation::wait_at_barrier(id, threads); }
+FLASHQLA_DEVICE void named_barrier(int id, int threads, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  emulation::wait_at_barrier(id, threads, {file, line});
+}
 
 }  // namespace flashqla::cuda::ptx

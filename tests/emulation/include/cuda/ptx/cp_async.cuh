@@ -12,9 +12,9 @@ FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from, std::uint32
 FLASHQLA_DEVICE void cp_async_commit() { emulation::end_group_of_copies(); }
 
 template <int kPending>
-FLASHQLA_DEVICE void cp_async_wait() {
+FLASHQLA_DEVICE void cp_async_wait(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   static_assert(kPending >= 0 && kPending < 8, "the immediate of wait_group");
-  emulation::wait_for_copies(kPending);
+  emulation::wait_for_copies(kPending, {file, line});
 }
 
 }  // namespace flashqla::cuda::ptx
