@@ -99,15 +99,14 @@ void Tensor::poison() {
 
 bool Tensor::gaps_are_poison() const {
   if (memory_bytes_ >= kSparseBytes) return true;
-  std::vector<bool> inside(static_cast<std::size_t>(memory_bytes_), false);
-  const std::int64_t bytes = element_bytes(dtype_);
-  for (std::int64_t i = 0; i < count(); ++i) {
-    for (std::int64_t b = 0; b < bytes; ++b) inside[static_cast<std::size_t>(base_ + offset(i) * bytes + b)] = true;
-  }
-  for (std::size_t i = 0; i < inside.size(); ++i) {
-    if (!inside[i] && memory_.get()[i] != kPoison) return false;
-  }
-  return true;
+  std::vector<std::byte> inside(static_cast<std::size_t>(memory_bytes_));
+  const std::int64_t bytes = element_bytes(dtype_), total = count();
+  const std::int64_t row = !sizes_.empty() && strides_.back() == 1 ? sizes_.back() : 1;
+  for (std::int64_t i = 0; i < total; i += row)
+    std::fill_n(inside.begin() + base_ + offset(i) * bytes, row * bytes, std::byte{1});
+  bool all = true;
+  for (std::size_t i = 0; i < inside.size(); ++i) all &= inside[i] != std::byte{0} || memory_.get()[i] == kPoison;
+  return all;
 }
 
 Tensor Tensor::slice(int dim, std::int64_t start, std::int64_t length) const {
