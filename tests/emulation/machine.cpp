@@ -297,7 +297,8 @@ std::string Machine::run(const Launch& launch, void (*body)(const void*), const 
   arguments_ = arguments;
   failure_.clear();
   const SharedScope scope(launch.shared_bytes);
-  for (std::int64_t block = 0; block < launch.blocks; ++block) {
+  for (std::int64_t turn = 0; turn < launch.blocks; ++turn) {
+    const std::int64_t block = seed_ % 2 != 0 ? turn : launch.blocks - 1 - turn;  // nothing may depend on their order
     start(launch, block);
     scope.fill();
     switch_to(any());

@@ -80,6 +80,9 @@ __global__ void read_before_write(float* to, Mistake mistake) {
   if (mistake == Mistake::none) value = 1.0f;
   to[0] = value;
 }
+__global__ void take_turns(int* turns, int* to) {
+  if (thread() == 0) to[blockIdx.x] = atomicAdd(turns, 1);
+}
 /// Element (0, 0) of A times 1, for every bit pattern.
 __global__ void multiply_by_one(float* to) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
@@ -166,6 +169,16 @@ TEST(Emulation, SharedVariablesBeginAsNanAndThoseOfThreadsAreLeftAlone) {
   EXPECT_EQ(words_of(read_before_write, 1, 0, &value, Mistake::made), "");
   EXPECT_TRUE(std::isnan(value));
   EXPECT_EQ(of_the_thread, 42);
+}
+TEST(Emulation, BlocksRunInEitherOrder) {
+  for (std::uint64_t seed : {1, 2}) {
+    emulation::set_seed(seed);
+    int turns = 0, to[3] = {};
+    EXPECT_EQ(start_kernel(take_turns, {3, 32, 0, nullptr}, &turns, to), cudaSuccess);
+    EXPECT_EQ(to[0], seed == 1 ? 0 : 2);
+    EXPECT_EQ(to[2], seed == 1 ? 2 : 0);
+  }
+  emulation::set_seed(1);
 }
 TEST(Emulation, EveryF16IsAnOperand) {
   std::vector<float> to(0x10000);
