@@ -22,18 +22,20 @@ def relative_rms(x, truth) -> float:
     return float((difference / (norm if norm > 0 else x.numel())).sqrt())
 
 
-def bound(kind: str, problem_dtype, result_dtype, recurrence_error: float = 0.0) -> float:
-    """kind: o, state, gradient or dg. recurrence_error: that of the token recurrence in float32 on the same inputs."""
+def bound(kind: str, problem_dtype, result_dtype, recurrence_error: float = 0.0, where: str = "cpu") -> float:
+    """kind: o, state, gradient or dg. recurrence_error: that of the token recurrence in float32 on the same inputs.
+    where: cuda for the chunked operation on a CUDA device."""
     coarsest = max(problem_dtype, result_dtype, key=_COARSENESS.__getitem__)
     if _COARSENESS[coarsest] == 0:
-        limit = max(_TOLERANCES["fp32.smallest"], _TOLERANCES["fp32.recurrence_factor"] * recurrence_error)
+        smallest = _TOLERANCES["fp32.smallest_of_chunks_on_cuda" if where == "cuda" else "fp32.smallest"]
+        limit = max(smallest, _TOLERANCES["fp32.recurrence_factor"] * recurrence_error)
         return limit * _TOLERANCES["fp32.gradient_factor"] if kind in ("gradient", "dg") else limit
     name = {"o": "bf16.o", "state": "bf16.state", "gradient": "bf16.gradient", "dg": "bf16.d_g_of_a_head"}[kind]
     return _TOLERANCES[name] * (_TOLERANCES["fp16.share_of_bf16"] if coarsest == torch.float16 else 1)
 
 
-def assert_close(name: str, x, truth, kind: str, problem_dtype, recurrence_error: float = 0.0) -> None:
-    limit = bound(kind, problem_dtype, x.dtype, recurrence_error)
+def assert_close(name: str, x, truth, kind: str, problem_dtype, recurrence_error: float = 0.0, where: str = "cpu") -> None:
+    limit = bound(kind, problem_dtype, x.dtype, recurrence_error, where)
     pairs = [(x, truth)] if kind != "dg" else [(x[..., h], truth[..., h]) for h in range(x.shape[-1])]
     for part, (a, b) in enumerate(pairs):
         error = relative_rms(a, b)

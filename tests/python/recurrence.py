@@ -1,6 +1,8 @@
 """The oracle: docs/math.md token by token in plain PyTorch, in float64, differentiated by autograd. Shares nothing with us."""
 
 import torch
+from bounds import relative_rms
+from problems import for_oracle
 
 
 def decay(g, A_log, dt_bias, use_gate):
@@ -85,3 +87,10 @@ def recurrence(
         token_states = [[s.transpose(-1, -2) for s in states] for states in token_states]
     out = torch.stack([torch.cat(parts) for parts in o]) if batch else v.new_zeros(v.shape)
     return out, final, token_states
+
+
+def single_precision_error(arguments, o, final) -> float:
+    """Error of the recurrence itself in single precision, given its results: what those of a kernel can be asked for."""
+    with torch.no_grad():
+        o32, final32, _ = recurrence(**for_oracle(arguments), dtype=torch.float32)
+    return max(relative_rms(o32, o), relative_rms(final32, final))

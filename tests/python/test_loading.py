@@ -1,32 +1,19 @@
 """C02, C03, C04: importing never fails, the first error is kept, refusals give reasons, a slow fallback says so once."""
 
-import os
 import shutil
-import subprocess
-import sys
-import textwrap
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from problems import Problem, make
+from processes import run_python
 
 import flash_qla
 import flash_qla._call
 from flash_qla import _load
 
 PACKAGE = Path(flash_qla.__file__).parent
-
-
-def run_python(code: str, *arguments: str, **environment) -> str:
-    """stdout of a new process; stderr joins the failure."""
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *arguments]
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd="/", env={**os.environ, **environment}, timeout=200, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 CALLS = """

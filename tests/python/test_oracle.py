@@ -5,7 +5,7 @@ import torch
 from bounds import assert_close, relative_rms
 from conftest import implementations
 from problems import TENSORS, Problem, all_pairs, for_oracle, make, with_gradients
-from recurrence import recurrence
+from recurrence import recurrence, single_precision_error
 
 from flash_qla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 
@@ -36,13 +36,6 @@ PACKED = {name: values for name, values in OPTIONS.items() if name not in ("batc
 PROBLEMS = all_pairs(OPTIONS) + all_pairs(PACKED, seed=1)
 
 
-def float32_error(arguments, o, final) -> float:
-    """Error of the token recurrence itself in single precision: what a result can be asked for."""
-    with torch.no_grad():
-        o32, final32, _ = recurrence(**for_oracle(arguments), dtype=F32)
-    return max(relative_rms(o32, o), relative_rms(final32, final))
-
-
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: f"{p.seed}-{'packed' if p.lengths else 'dense'}")
 def test_chunks_and_gradients(problem, force):
     arguments = make(problem)
@@ -54,7 +47,7 @@ def test_chunks_and_gradients(problem, force):
     (
         (o * d_o).sum() + (final * d_final).sum() + 0 * expected["v"].sum()
     ).backward()  # without a token nothing else asks for a gradient
-    error = float32_error(arguments, o, final) if problem.dtype == F32 else 0.0
+    error = single_precision_error(arguments, o, final) if problem.dtype == F32 else 0.0
     for implementation in implementations("chunk_backward"):
         force(implementation)
         got = with_gradients(arguments)
@@ -76,7 +69,7 @@ def test_chunks_and_gradients(problem, force):
 def test_recurrent(problem, force):
     arguments = make(problem)
     o, final, _ = recurrence(**for_oracle(arguments))
-    error = float32_error(arguments, o, final) if problem.dtype == F32 else 0.0
+    error = single_precision_error(arguments, o, final) if problem.dtype == F32 else 0.0
     for implementation in implementations("recurrent_forward"):
         force(implementation)
         o_got, final_got = fused_recurrent_gated_delta_rule(**arguments, output_final_state=True)

@@ -1,0 +1,33 @@
+"""What the tests on a CUDA device share. Without a device they are skipped; `pytest -rs` says why."""
+
+import pytest
+import torch
+
+import flash_qla
+
+
+def skip_without_cuda():
+    """For the top of a file of tests."""
+    reason = flash_qla.device_support("cuda")
+    if reason is not None:
+        pytest.skip(reason, allow_module_level=True)
+
+
+def moved(x, device="cuda"):
+    """A tensor on the device with the same strides, expanded and overlapping ones too; anything else as it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    base = torch.as_strided(x, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return torch.as_strided(base.to(device), x.shape, x.stride(), x.storage_offset())
+
+
+def moved_all(arguments, device="cuda"):
+    return {name: moved(x, device) for name, x in arguments.items()}
+
+
+def skip_if_refused(arguments, operation, promised):
+    """Skips what the device's kernels do not do yet, with their reason; what is promised may not be refused."""
+    answer = flash_qla.explain(**arguments, operation=operation)
+    if answer.implementation is None:
+        assert not promised, str(answer)
+        pytest.skip("; ".join(reason for _, reason in answer))
