@@ -20,6 +20,9 @@ class Text:
     held_out: torch.Tensor
     source: str
 
+    def to(self, device):
+        return Text(self.train.to(device), self.held_out.to(device), self.source)
+
 
 def _tensor(data):
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

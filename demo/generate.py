@@ -27,12 +27,12 @@ def continue_text(model, prompt, length, temperature, seed):
     generator = torch.Generator().manual_seed(seed)
     states = model.new_states()
     begin = time.perf_counter()
-    logits = model(prompt.long()[None], states)[0, -1]
+    logits = model(prompt.long()[None], states)[0, -1].cpu()
     prefill_seconds = time.perf_counter() - begin
     written = []
     begin = time.perf_counter()
     for _ in range(length):
         byte = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
         written.append(byte.item())
-        logits = model(byte[None], states)[0, -1]
+        logits = model(byte[None].to(prompt.device), states)[0, -1].cpu()
     return written, prefill_seconds, time.perf_counter() - begin

@@ -1,8 +1,8 @@
 """The demo: trains a small byte-level language model with gated delta rule layers on real text, runs it, and shows what the
 operation is worth.
 
-Environment: TEXT=file (default: the sources of Python's standard library), DEVICE=cpu, DEMO_SECONDS=180 (for everything),
-DEMO_OUT=demo-out. `--smoke` runs every step in miniature within seconds, too short to learn anything: for tests.
+Environment: TEXT=file (default: the sources of Python's standard library), DEVICE=cpu or cuda, DEMO_SECONDS=180 (for
+everything), DEMO_OUT=demo-out. `--smoke` runs every step in miniature within seconds, too short to learn anything: for tests.
 Exit code 0: the model beats the one without the operation clearly, and prefill and decode agree; else 1.
 """
 
@@ -75,9 +75,27 @@ def indented(text):
     return "\n".join("    | " + line for line in text.split("\n"))
 
 
-def introduce(size, text, seconds, smoke):
+def explained(size, device, operation="chunk_forward"):
     c = size.config
-    implementation = flash_qla.explain(*layer_inputs(size.recipe.window, c.heads_qk, c.heads_v, c.head_dim)[:5]).implementation
+    inputs = layer_inputs(size.recipe.window, c.heads_qk, c.heads_v, c.head_dim, device)
+    return flash_qla.explain(*inputs[:5], operation=operation)
+
+
+def refusal_of(device, size):
+    """Why the demo cannot run on `device`, in a sentence; None if it can."""
+    reason = flash_qla.device_support(device)
+    if reason is not None:
+        return reason
+    for operation in ("chunk_forward", "chunk_backward", "recurrent_forward"):
+        answer = explained(size, device, operation)
+        if answer.implementation is None:
+            return f"{operation} in float32: " + "; ".join(f"{name} {reason}" for name, reason in answer)
+    return None
+
+
+def introduce(size, text, seconds, smoke, device):
+    c = size.config
+    implementation = explained(size, device).implementation
     parameters = sum(p.numel() for p in ByteModel(c, NONE).parameters())
     print("flash_qla demo: trains two small language models, which predict the next byte, on the same text.")
     print("They differ in one thing: in the first, bytes are mixed by gated delta rule layers, which keep a memory")
@@ -86,7 +104,7 @@ def introduce(size, text, seconds, smoke):
     print(
         f"  time     {'a miniature of every step' if smoke else f'about {seconds:.0f} s in all; DEMO_SECONDS=... changes that'}"
     )
-    print(f"  machine  {platform.machine()} CPU, {torch.get_num_threads()} threads")
+    print(f"  machine  {machine_of(device)}")
     print(f"  library  flash_qla {flash_qla.__version__}, implementation {implementation}; PyTorch {torch.__version__}")
     print(f"  text     {text.source}")
     print(f"           {text.train.numel():,} bytes to train on, {text.held_out.numel():,} bytes held out")
@@ -95,12 +113,18 @@ def introduce(size, text, seconds, smoke):
     return implementation
 
 
+def machine_of(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
 def train_both(size, text, seconds):
     heading(1, "Training both: same seed, batches and steps. Loss on the training text in bits per byte (8: knows nothing)")
     models = []
     for operation in (FLASH_QLA, NONE):
         torch.manual_seed(size.recipe.seed)
-        models.append(ByteModel(size.config, operation))
+        models.append(ByteModel(size.config, operation).to(text.train.device))
     return models, train_side_by_side(models, text, replace(size.recipe, seconds=SHARE_TRAINING * seconds), size.steps)
 
 
@@ -156,7 +180,7 @@ def measure(model, text, size, seconds):
     batch = random_windows(text.train, size.recipe.batch, size.recipe.window, torch.Generator().manual_seed(0))
     whole = model_rates(model, passage, size.decode, batch, SHARE_MODEL_RATES * seconds)
     heads_qk, heads_v, dim = size.heads
-    alone = operation_rates(size.lengths, heads_qk, heads_v, dim, SHARE_OPERATION_RATES * seconds)
+    alone = operation_rates(size.lengths, (heads_qk, heads_v, dim), text.train.device, SHARE_OPERATION_RATES * seconds)
     words = {
         "training": f"training, {size.recipe.batch} sequences of {size.recipe.window}",
         "prefill": f"prefill, one sequence of {passage.shape[1]}",
@@ -187,11 +211,13 @@ def main():
     seconds = float(os.environ.get("DEMO_SECONDS") or 180)
     picture = Path(os.environ.get("DEMO_OUT") or ROOT / "demo-out") / "demo.png"
     device = os.environ.get("DEVICE") or "cpu"
-    refusal = flash_qla.device_support(device)
+    refusal = refusal_of(device, size)
     if refusal is not None:
         raise SystemExit(f"DEVICE={device} is refused: {refusal}")
-    text = load_text(os.environ.get("TEXT"))
-    implementation = introduce(size, text, seconds, smoke)
+    device = torch.device(device)
+    torch.backends.cudnn.allow_tf32 = False  # of the convolution: "float32" is meant
+    text = load_text(os.environ.get("TEXT")).to(device)
+    implementation = introduce(size, text, seconds, smoke, device)
     models, courses = train_both(size, text, seconds)
     by_position, better = judge(models, courses, text, size, smoke)
     agree = check_agreement(models[0], text, size)
@@ -199,7 +225,8 @@ def main():
     rates = measure(models[0], text, size, seconds)
     heads_qk, heads_v, dim = size.heads
     shape = f"Hq = {heads_qk}, Hv = {heads_v}, K = V = {dim}, float32"
-    where = f"{torch.get_num_threads()} CPU threads ({implementation})"
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    where = f"{place} ({implementation})"
     headline = f"flash_qla {flash_qla.__version__} demo on {where}; text: {text.source}"
     draw(picture, courses, by_position, list(size.lengths), rates, shape, headline)
     print(f"\nPicture (loss curves; speed against sequence length): {picture}")

@@ -16,24 +16,32 @@ def median_seconds(runs, limit):
     times = {name: [] for name in runs}
     for run in runs.values():
         run()
+    _finish()
     begin = time.perf_counter()
     for _ in range(REPEATS):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
+            _finish()
             times[name].append(time.perf_counter() - start)
         if time.perf_counter() - begin > limit:
             break
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def layer_inputs(tokens, heads_qk, heads_v, dim):
+def _finish():
+    """Waits for what runs put on a GPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def layer_inputs(tokens, heads_qk, heads_v, dim, device="cpu"):
     """Random inputs of one layer as in a trained model: unit-variance q, k, v; raw gates and strengths."""
     generator = torch.Generator().manual_seed(tokens)
     q, k = (torch.randn(1, tokens, heads_qk, dim, generator=generator) for _ in range(2))
     v = torch.randn(1, tokens, heads_v, dim, generator=generator)
     a, b = (torch.randn(1, tokens, heads_v, generator=generator) for _ in range(2))
-    return [q, k, v, a, b, torch.zeros(heads_v), torch.full((heads_v,), -3.0)]
+    return [x.to(device) for x in (q, k, v, a, b, torch.zeros(heads_v), torch.full((heads_v,), -3.0))]
 
 
 def call(operation, tensors):
@@ -65,13 +73,13 @@ def forward_backward(operation, tensors):
     torch.autograd.grad(o, leaves, torch.ones_like(o))
 
 
-def operation_rates(lengths, heads_qk, heads_v, dim, limit):
-    """{"forward" | "forward + backward": {operation name: [tokens per second for each of `lengths`]}},
-    within about `limit` seconds."""
+def operation_rates(lengths, heads, device, limit):
+    """{"forward" | "forward + backward": {operation name: [tokens per second for each of `lengths`]}} with `heads`
+    = (Hq, Hv, size), within about `limit` seconds."""
     kinds = {"forward": forward_only, "forward + backward": forward_backward}
     rates = {kind: {op.name: [] for op in (FLASH_QLA, PYTORCH)} for kind in kinds}
     for tokens in lengths:
-        tensors = layer_inputs(tokens, heads_qk, heads_v, dim)
+        tensors = layer_inputs(tokens, *heads, device)
         for kind, run in kinds.items():
             runs = {op.name: partial(run, op, tensors) for op in (FLASH_QLA, PYTORCH)}
             for name, seconds in median_seconds(runs, limit * tokens / sum(lengths) / len(kinds)).items():

@@ -70,11 +70,11 @@ def rate_at(share, step):
 @torch.inference_mode()
 def held_out_loss(model, windows):
     """Bits per byte at each position of the windows ([length]), averaged over the windows."""
-    total = torch.zeros(windows.shape[1] - 1)
+    total = torch.zeros(windows.shape[1] - 1, device=windows.device)
     for part in windows.split(8):
         logits = model(part[:, :-1])
         total += F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="none").view(len(part), -1).sum(0)
-    return total / len(windows) * BITS
+    return (total / len(windows) * BITS).cpu()
 
 
 def train_side_by_side(models, text, recipe, steps=None):
@@ -114,9 +114,10 @@ def train_step(model, course, optimizer, batch):
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    bits = loss.item() * BITS  # on a GPU this waits for the step
     course.seconds += time.perf_counter() - begin
     course.bytes_seen += batch[:, 1:].numel()
-    course.train.append((course.bytes_seen, loss.item() * BITS))
+    course.train.append((course.bytes_seen, bits))
 
 
 def smoothed(points, keep=0.95):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import flash_qla
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -73,11 +75,17 @@ def run_demo(tmp_path, *arguments, **environment):
     )
 
 
-def test_demo_smoke(tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_demo_smoke(device, tmp_path):
     """Every step runs on a text of one's own; prefill and decode agree; the picture is there."""
+    pytest.importorskip("matplotlib")
+    if reason := flash_qla.device_support(device):
+        pytest.skip(reason)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i in range(4000)))
-    result = run_demo(tmp_path, "--smoke", TEXT=str(text))
+    result = run_demo(tmp_path, "--smoke", TEXT=str(text), DEVICE=device)
+    if "DEVICE=cuda is refused: " in result.stderr and "Traceback" not in result.stderr:
+        pytest.skip(result.stderr.strip())
     assert result.returncode == 0, result.stdout + result.stderr
     for number in range(1, 6):
         assert f"[{number}/5]" in result.stdout
@@ -90,9 +98,10 @@ def test_demo_smoke(tmp_path):
 
 def test_demo_refuses_what_it_cannot_do(tmp_path):
     """A device without kernels and a text that is too short: one sentence, and no traceback."""
-    result = run_demo(tmp_path, "--smoke", DEVICE="cuda")
-    assert result.returncode != 0
-    assert "DEVICE=cuda is refused: " in result.stderr and "Traceback" not in result.stderr
+    for device in ("mps",) if torch.cuda.is_available() else ("mps", "cuda"):
+        result = run_demo(tmp_path, "--smoke", DEVICE=device)
+        assert result.returncode != 0
+        assert f"DEVICE={device} is refused: " in result.stderr and "Traceback" not in result.stderr
     short = tmp_path / "short.txt"
     short.write_text("too short")
     result = run_demo(tmp_path, "--smoke", TEXT=str(short))
