@@ -18,7 +18,9 @@ HEAD = """# Python API
 
 <!-- Written by tools/api_reference.py from the docstrings: change those, then run `make api-reference`. -->
 
-`import flash_qla`. All functions take and return torch tensors on the CPU. Importing the package never fails.
+`import flash_qla`. All functions take and return torch tensors, those of a call on one device: the CPU or a CUDA device.
+Importing the package never fails and starts nothing. On a CUDA device a call puts its work on torch's current stream there and
+returns; it reads no contents of tensors on the host and can be captured in a graph. `explain` says what an operation lacks there.
 The formulas are in [math.md](../math.md). Every function is also importable from where the libraries it can stand in for have it,
 such as `flash_qla.ops.gated_delta_rule.chunk_gated_delta_rule`. The environment variables are those of the [C++ API](cpp.md).
 """

@@ -3,7 +3,7 @@
 // Every op starts with the same inputs:
 //   gate       "none" (g absent), "log_decay", "computed" (from g, A_log and dt_bias) or, in the backward, "cumulative"
 //   beta_mode  "one" (beta absent), "given", "sigmoid" or "doubled_sigmoid"
-//   cu_seqlens on the CPU, or absent: one sequence per batch entry
+//   cu_seqlens on the device of q, or absent: one sequence per batch entry
 // A result that was not asked for is a tensor without elements: optional results do not survive torch.compile.
 // explain_X has the arguments of X, checks them without reading any memory (meta tensors will do) and writes nothing; it returns
 // pairs of (implementation, why it refuses: empty if it would take the call), in the order in which they are tried.

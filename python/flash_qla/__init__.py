@@ -1,4 +1,4 @@
-"""The gated delta rule for PyTorch: forward, backward and step by step, on the CPU.
+"""The gated delta rule for PyTorch: forward, backward and step by step.
 
 Importing never fails. If the compiled library cannot be loaded, the first call raises and says why; `device_support("cpu")`
 says it too.

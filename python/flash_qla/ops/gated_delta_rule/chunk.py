@@ -66,9 +66,10 @@ def chunk_gated_delta_rule(
         dt_bias: [Hv], optional with ``use_gate_in_kernel``.
         state_v_first: states are [N, Hv, V, K].
         transpose_state_layout: deprecated name of ``state_v_first``.
-        cu_seqlens: [N + 1], int32 or int64, on the CPU: sequence n is tokens cu_seqlens[n] to cu_seqlens[n + 1] of the single
+        cu_seqlens: [N + 1], int32 or int64: sequence n is tokens cu_seqlens[n] to cu_seqlens[n + 1] of the single
             batch entry (B = 1). Starts at 0, never decreases; rows past the last offset give zeros in o and in every gradient.
-        cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, used in its place.
+            On a CUDA device they are not looked at before: kernels stay inside the tensors whatever they say.
+        cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, used in its place by calls on the CPU.
         chunk_indices: accepted, not needed.
         chunk_size: 16, 32 or 64; the result does not depend on it.
         auto_cp, enable_fwd_cp_cache, force_intra_cp: how GPU kernels may split the work; the result does not depend on them.
@@ -83,7 +84,8 @@ def chunk_gated_delta_rule(
 
     Raises:
         ValueError, TypeError: an argument is wrong; the message names it.
-        NotImplementedError: the call is legal, but nothing here can run it.
+        NotImplementedError: the call is legal, but nothing here can run it; the message says why.
+        OutOfMemoryError: torch's; results or workspace could not be allocated.
         RuntimeError: when a function compiled by torch.compile runs, for what only the contents of a tensor show (offsets, and
             rows of a pool): the same message, with the C++ API's names (``read`` for ``read_rows``).
 
@@ -171,7 +173,8 @@ def chunk_gated_delta_rule_fwd(
         g [B, T, Hv] float32, the sum of the log decay from the start of the chunk up to each token (a token's decay below
         -128, whose exponential is 0, counts as -128); A [B, T, Hv, 64] in the dtype of k, (I + stril(beta_i k_i.k_j))^-1 of
         each chunk: row = token, column = position in the chunk, unit diagonal, zeros above it, no decay in it; o [B, T, Hv,
-        V]; h [B, ceil(T / 64), Hv, K, V] in the dtype of k, or [1, sum(ceil(length / 64)), ...] with ``cu_seqlens``, or None;
+        V]; h [B, ceil(T / 64), Hv, K, V] in the dtype of k, or [1, sum(ceil(length / 64)), ...] with ``cu_seqlens`` (on a CUDA
+        device [1, T // 64 + N, ...], of which the first so many are written), or None;
         final_state [N, Hv, K, V] float32 or None; cp_cache None.
 
     >>> import torch
