@@ -7,6 +7,7 @@
 #include "harness/compare.hpp"
 #include "harness/parts.hpp"
 #include "harness/run.hpp"
+#include "harness/tested.hpp"
 
 namespace flashqla::test {
 namespace {
@@ -23,7 +24,7 @@ Case small_case(Op op, DType dtype = DType::bf16) {
 
 /// An index table must follow the contents of cu_seqlens, not its address.
 TEST(Faults, A01_offsets_changed_in_place) {
-  for (const std::string& implementation : cpu_implementations(Op::forward, DType::bf16)) {
+  for (const std::string& implementation : tested_implementations(Op::forward, DType::bf16)) {
     Case c = with_lengths(small_case(Op::forward), {30, 70, 28});
     Tensors inputs = make_inputs(c);
     run_case(c, inputs, {implementation, 2});
@@ -36,7 +37,7 @@ TEST(Faults, A01_offsets_changed_in_place) {
 }
 
 TEST(Faults, A01_calls_from_several_threads_with_other_offsets) {
-  for (const std::string& implementation : cpu_implementations(Op::forward, DType::bf16)) {
+  for (const std::string& implementation : tested_implementations(Op::forward, DType::bf16)) {
     const Case first = with_lengths(small_case(Op::forward), {30, 70, 28}),
                second = with_lengths(small_case(Op::forward), {100, 0, 28});
     const Tensors inputs_1 = make_inputs(first), inputs_2 = make_inputs(second);
@@ -67,7 +68,7 @@ TEST(Faults, A02_zero_length_sequences) {
 
 TEST(Faults, A02_neighbours_of_an_empty_sequence_do_not_change) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::bf16)) {
+    for (const std::string& implementation : tested_implementations(op, DType::bf16)) {
       Case with = with_lengths(small_case(op), {64, 0, 130});
       with.initial = with.d_final = false;
       Case without = with_lengths(with, {64, 130});
@@ -84,10 +85,11 @@ TEST(Faults, A02_neighbours_of_an_empty_sequence_do_not_change) {
 
 TEST(Faults, A06_more_than_65535_sequences_times_heads) {
   for (Op op : kAllOps) {
-    Case c = with_lengths(small_case(op, DType::f32), std::vector<std::int64_t>(2100, 1));
+    const DType dtype = tested_implementations(op, DType::f32).empty() ? DType::bf16 : DType::f32;
+    Case c = with_lengths(small_case(op, dtype), std::vector<std::int64_t>(2100, 1));
     c.Hq = 4;
     c.Hv = 32;
-    c.K = c.V = 4;
+    c.K = c.V = tested_width(4);
     EXPECT_EQ(check_all(c, 2), "");
   }
 }
@@ -96,7 +98,7 @@ TEST(Faults, A06_more_than_65535_sequences_times_heads) {
 TEST(Faults, A07_rows_past_the_last_offset_are_zero) {
   for (Op op : kChunkOps) {
     for (DType dtype : {DType::f32, DType::bf16}) {
-      std::vector<std::string> implementations = cpu_implementations(op, dtype);
+      std::vector<std::string> implementations = tested_implementations(op, dtype);
       implementations.push_back("reference");
       for (const std::string& implementation : implementations) {
         Case c = with_lengths(small_case(op, dtype), {200, 56}, 144);
@@ -114,7 +116,7 @@ TEST(Faults, A07_rows_past_the_last_offset_are_zero) {
 
 TEST(Faults, A10_zero_initial_state_and_ragged_lengths) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::bf16)) {
+    for (const std::string& implementation : tested_implementations(op, DType::bf16)) {
       Case c = with_lengths(small_case(op), {65, 1, 129, 64});
       c.Hq = c.Hv = 12;
       Tensors inputs = make_inputs(c);
@@ -137,7 +139,7 @@ TEST(Faults, A12_decay_between_chunks) {
       c.T = T;
       Tensors inputs = make_inputs(c);
       for (std::int64_t t = 0; t < T; ++t) inputs.at("g").set(t, t % 64 >= 57 ? -1 : -0.01);
-      for (const std::string& implementation : cpu_implementations(op, c.dtype)) {
+      for (const std::string& implementation : tested_implementations(op, c.dtype)) {
         EXPECT_EQ(differences(c, inputs, run_case(c, inputs, {implementation, 1}), truth(c, inputs), 0), "")
             << implementation << T;
       }
@@ -148,7 +150,7 @@ TEST(Faults, A12_decay_between_chunks) {
 /// Races show as differences between repeats of two alternating inputs.
 TEST(Faults, A13_alternating_inputs_repeat_bit_for_bit) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::bf16)) {
+    for (const std::string& implementation : tested_implementations(op, DType::bf16)) {
       Case a = with_lengths(small_case(op), {500, 0, 12, 64}), b = a;
       b.seed = 99;
       const Tensors inputs_a = make_inputs(a), inputs_b = make_inputs(b);
@@ -175,7 +177,7 @@ TEST(Faults, A14_partial_last_chunk) {
 
 /// The state is honoured whatever the number of tokens of the later call.
 TEST(Faults, A20_second_call_continues) {
-  for (const std::string& implementation : cpu_implementations(Op::forward, DType::f32)) {
+  for (const std::string& implementation : tested_implementations(Op::forward, DType::f32)) {
     Case c = small_case(Op::forward, DType::f32);
     c.T = 48;
     const Tensors inputs = make_inputs(c);
@@ -206,7 +208,7 @@ TEST(Faults, A20_second_call_continues) {
 
 TEST(Faults, A21_a_pack_does_not_leak_between_samples) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::bf16)) {
+    for (const std::string& implementation : tested_implementations(op, DType::bf16)) {
       Case c = with_lengths(small_case(op), {40, 24}), other = c;
       other.seed = 1234;
       const Tensors inputs = make_inputs(c), changed = make_inputs(other);
@@ -232,7 +234,7 @@ TEST(Faults, A21_a_pack_does_not_leak_between_samples) {
 /// Rows of zeros (k = v = 0, beta = 0, g = 0) before the real ones change nothing, and their norm has a finite gradient.
 TEST(Faults, A22_padding_tokens_before_the_sequence) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::f32)) {
+    for (const std::string& implementation : tested_implementations(op, DType::f32)) {
       Case c = small_case(op, DType::f32);
       c.T = 64;
       c.l2norm = true;

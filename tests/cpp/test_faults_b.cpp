@@ -7,6 +7,7 @@
 #include "harness/compare.hpp"
 #include "harness/parts.hpp"
 #include "harness/run.hpp"
+#include "harness/tested.hpp"
 
 namespace flashqla::test {
 namespace {
@@ -19,7 +20,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 void expect_right(const Case& c, const Tensors& inputs) {
   const double recurrence = c.dtype == DType::f32 ? fp32_recurrence_error(c, inputs) : 0;
   const Values expected = truth(c, inputs);
-  for (const std::string& implementation : cpu_implementations(c.op, c.dtype)) {
+  for (const std::string& implementation : tested_implementations(c.op, c.dtype)) {
     EXPECT_EQ(differences(c, inputs, run_case(c, inputs, {implementation, 1}), expected, recurrence), "")
         << implementation << " on " << to_text(c);
   }
@@ -46,7 +47,7 @@ TEST(Faults, B01_dg_under_strong_decay) {
 
 TEST(Faults, B01_dg_of_a_first_token_without_initial_state_is_zero) {
   const Case c = parse_case("op=backward lengths=64+1+65 Hv=2 K=64 V=64 dtype=bf16 data=strong_decay");
-  for (const std::string& implementation : cpu_implementations(Op::backward, c.dtype)) {
+  for (const std::string& implementation : tested_implementations(Op::backward, c.dtype)) {
     const std::vector<double> d_g = run_case(c, make_inputs(c), {implementation, 1}).at("d_g");
     for (std::int64_t n = 0; n < c.sequences(); ++n) {
       for (std::int64_t h = 0; h < c.Hv; ++h)
@@ -88,7 +89,7 @@ TEST(Faults, B02_forgetting_is_a_fresh_start) {
     Part rest = token_range(c, inputs, 41, 59);
     rest.inputs.erase("initial_state");
     const Values expected = truth(rest.c, rest.inputs);
-    for (const std::string& implementation : cpu_implementations(op, DType::f32)) {
+    for (const std::string& implementation : tested_implementations(op, DType::f32)) {
       const Values values = run_case(c, inputs, {implementation, 1});
       EXPECT_LT(relative_rms(rows_of(values.at("o"), c.T, 41, 59), expected.at("o")), 2e-6) << implementation;
       EXPECT_LT(relative_rms(values.at("final_state"), expected.at("final_state")), 2e-6) << implementation;
@@ -98,7 +99,7 @@ TEST(Faults, B02_forgetting_is_a_fresh_start) {
 
 TEST(Faults, B02_no_decay_equals_the_ungated_rule) {
   for (Op op : kAllOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::f32)) {
+    for (const std::string& implementation : tested_implementations(op, DType::f32)) {
       Case zero = parse_case("T=130 Hv=2 K=32 V=32 data=no_decay initial=1 d_final=1"), none = zero;
       zero.op = none.op = op;
       none.gate = Gate::none;
@@ -132,7 +133,7 @@ TEST(Faults, B04_gate_computed_at_its_ends) {
 
 /// sigmoid(0.5) must reach the state as 0.62245935, not as its bf16 neighbour.
 TEST(Faults, B06_beta_is_not_rounded) {
-  for (const std::string& implementation : cpu_implementations(Op::recurrent, DType::bf16)) {
+  for (const std::string& implementation : tested_implementations(Op::recurrent, DType::bf16)) {
     Case c = parse_case("op=recurrent T=1 K=16 V=16 dtype=bf16 gate_dtype=bf16 beta=sigmoid gate=none");
     Tensors inputs = make_inputs(c);
     inputs.at("beta").set(0, 0.5);
@@ -146,7 +147,7 @@ TEST(Faults, B06_beta_is_not_rounded) {
 
 /// 1,024 single steps and a chunked prefill of the same tokens end in the same state.
 TEST(Faults, B06_decoding_equals_prefill) {
-  for (const std::string& implementation : cpu_implementations(Op::recurrent, DType::f32)) {
+  for (const std::string& implementation : tested_implementations(Op::recurrent, DType::f32)) {
     Case c = parse_case("op=recurrent T=1024 K=16 V=16 gate_dtype=bf16 beta=sigmoid l2norm=1");
     const Tensors inputs = make_inputs(c);
     Case prefill = c;
@@ -185,7 +186,7 @@ TEST(Faults, B08_epsilon_of_the_norm) {
       if (op == Op::backward) continue;
       // Token by token, since the small rows vanish in the norm of the whole.
       const Values expected = truth(c, inputs);
-      for (const std::string& implementation : cpu_implementations(op, dtype)) {
+      for (const std::string& implementation : tested_implementations(op, dtype)) {
         const Values values = run_case(c, inputs, {implementation, 1});
         for (std::int64_t t = 0; t < c.T; ++t) {
           EXPECT_LE(relative_rms(rows_of(values.at("o"), c.T, t, 1), rows_of(expected.at("o"), c.T, t, 1)),
@@ -199,7 +200,7 @@ TEST(Faults, B08_epsilon_of_the_norm) {
 
 TEST(Faults, B11_position_in_a_pack_does_not_change_a_bit) {
   for (Op op : kChunkOps) {
-    for (const std::string& implementation : cpu_implementations(op, DType::bf16)) {
+    for (const std::string& implementation : tested_implementations(op, DType::bf16)) {
       Case c = with_lengths(parse_case("Hq=1 Hv=2 K=32 V=32 dtype=bf16 initial=1 d_final=1"), std::vector<std::int64_t>(62, 20));
       c.lengths.back() = 200;
       c = with_lengths(c, c.lengths);

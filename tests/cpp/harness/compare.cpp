@@ -10,6 +10,7 @@
 
 #include "harness/fp32_recurrence.hpp"
 #include "harness/run.hpp"
+#include "harness/tested.hpp"
 
 namespace flashqla::test {
 
@@ -132,7 +133,7 @@ std::string check_case(const Case& c, const std::string& implementation, int thr
 }
 
 std::string check_all(const Case& c, int threads) {
-  std::vector<std::string> implementations = cpu_implementations(c.op, c.dtype);
+  std::vector<std::string> implementations = tested_implementations(c.op, c.dtype);
   implementations.push_back("reference");
   return check(c, implementations, threads);
 }

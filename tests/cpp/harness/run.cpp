@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "dispatch/implementation.hpp"
+#include "harness/tested.hpp"
 
 namespace flashqla::test {
 
@@ -303,7 +304,10 @@ Tensors make_outputs(const Case& c, const Tensors& inputs) {
   return outputs;
 }
 
-void run_case_into(const Case& c, const Tensors& inputs, const RunOptions& options, Tensors& outputs) {
+void run_case_into(const Case& c, const Tensors& inputs, const RunOptions& asked, Tensors& outputs) {
+  RunOptions options = asked;
+  const std::unique_ptr<Mover> mover = asked.mover == nullptr ? mover_for(asked.implementation) : nullptr;
+  if (mover != nullptr) options.mover = mover.get();
   if (c.op == Op::forward) run_forward(c, inputs, options, outputs);
   if (c.op == Op::backward) run_backward(c, inputs, options, outputs);
   if (c.op == Op::recurrent) run_recurrent(c, inputs, options, outputs);

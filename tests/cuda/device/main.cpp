@@ -1,9 +1,12 @@
-// Skips everything where there is no CUDA device.
+// Skips everything where there is no CUDA device; tests of every implementation are about the device's here.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
 #include "cuda/host/device.hpp"
+
+#include "device/check.hpp"
+#include "harness/tested.hpp"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
@@ -12,5 +15,7 @@ int main(int argc, char** argv) {
     std::printf("skipped: %s\n", missing.c_str());
     return 77;
   }
+  using namespace flashqla::test;
+  test_on(kCudaImplementation, [] { return std::make_unique<DeviceMover>(); });
   return RUN_ALL_TESTS();
 }

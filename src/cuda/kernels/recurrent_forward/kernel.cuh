@@ -5,9 +5,14 @@
 
 namespace flashqla::cuda {
 
+/// A stronger decay is taken in two factors: its exponential alone may be no normal number, while the state may be so large that
+/// the product is one.
+constexpr float kFarDecay = -80.0f;
+
 /// Numbers of a token that a value head's slabs share.
 struct TokenNumbers {
-  float decay, beta, k_dot_q;
+  float decay, far_decay;  // far_decay is 1 down to kFarDecay
+  float beta, k_dot_q;
   float factor_k, factor_q;  // what L2 normalisation multiplies k and q by; k.q has them
 };
 
@@ -52,7 +57,10 @@ FLASHQLA_DEVICE TokenNumbers prepare_token(const RecurrentParams& p, RecurrentSh
     shared.sums[thread / 32][2] = k_q;
   }
   TokenNumbers numbers;
-  numbers.decay = expf(raw.log_decay(p));
+  const float log_decay = raw.log_decay(p);
+  const bool far = log_decay < kFarDecay;
+  numbers.decay = expf(far ? kFarDecay : log_decay);
+  numbers.far_decay = far ? expf(log_decay - kFarDecay) : 1.0f;
   numbers.beta = raw.strength(p);
   __syncthreads();  // k, q, v and the warps' sums, for all
   float totals[3];
@@ -73,6 +81,13 @@ FLASHQLA_DEVICE float finish_column(const RecurrentParams& p, const TokenNumbers
   const float o = p.scale * fmaf(numbers.decay, numbers.factor_q * q_s, numbers.k_dot_q * e);
   if (stores) store_scalar(p.o.data, p.o.dtype, at_o, o);
   return numbers.factor_k * e;
+}
+
+FLASHQLA_DEVICE void scale(float4& x, float factor) { x = {factor * x.x, factor * x.y, factor * x.z, factor * x.w}; }
+template <int kCount>
+FLASHQLA_DEVICE void scale(float4 (&s)[kCount], float factor) {
+#pragma unroll
+  for (float4& x : s) scale(x, factor);
 }
 
 template <int kDimK>
@@ -101,7 +116,12 @@ FLASHQLA_DEVICE void step_value_key(const RecurrentParams& p, RecurrentShared<kD
     }
     const int column = Vectors::v(row * Vectors::kPerRow), v = first_v + column;
     const bool stores = threadIdx.x % Vectors::kAcross == 0 && v < p.dim_v;
-    const float e = finish_column(p, numbers, shared.v[column], at_o + v, k_s, q_s, stores);
+    const float e =
+        finish_column(p, numbers, shared.v[column], at_o + v, numbers.far_decay * k_s, numbers.far_decay * q_s, stores);
+    if (numbers.far_decay < 1.0f) {  // here and not for all rows before the sums, which costs spills
+#pragma unroll
+      for (int i = 0; i < Vectors::kPerRow; ++i) scale(s[row * Vectors::kPerRow + i], numbers.far_decay);
+    }
 #pragma unroll
     for (int i = 0; i < Vectors::kPerRow; ++i) {
       float4& x = s[row * Vectors::kPerRow + i];
@@ -226,6 +246,7 @@ __global__ void __launch_bounds__(kRecurrentThreads, 4) recurrent_steps(const __
     if constexpr (kLayout == StateLayout::value_key) {
       step_value_key<kDimK>(p, shared, numbers, at_o, first_v, s);
     } else {
+      if (numbers.far_decay < 1.0f) scale(s, numbers.far_decay);
       step_key_value<kDimK>(p, shared, numbers, at_o, first_v, s);
     }
     if (p.token_states.data != nullptr) {
