@@ -14,12 +14,12 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # More options for cmake, such as CMAKE_OPTIONS=-DFLASHQLA_WERROR=ON.
 CMAKE_OPTIONS ?=
 CONFIGURE = $(CMAKE) --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/ninja -DCMAKE_PREFIX_PATH=$(CURDIR)/.deps/usr $(CMAKE_OPTIONS)
-RELEASE := -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
+RELEASE = -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release $(WITH_TORCH)
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
 # An nvcc that can build the CUDA kernels (12.8 or newer); empty without one. `make NVCC= ...` goes without.
 NVCC ?= $(shell nvcc --version 2>/dev/null | awk '/release/ { split($$5, v, /[.,]/); if (v[1] > 12 || v[1] == 12 && v[2] >= 8) print "nvcc" }')
-CONFIGURE_CUDA = $(CONFIGURE) --preset cuda -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
+WITH_TORCH = -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
 GPU := $(wildcard /dev/nvidia0)
 
 .PHONY: help setup setup-tests setup-emulated build build-tests cuda-library test cuda emulated demo bench asan fuzz format lint api-reference wheel \
@@ -52,7 +52,7 @@ build-tests: setup-tests cuda-library
 # The PyTorch op library for CUDA, where there is an nvcc.
 cuda-library: setup
 ifneq ($(NVCC),)
-	@$(CONFIGURE_CUDA) -DFLASHQLA_TESTS=OFF
+	@$(CONFIGURE) -G Ninja -B build/cuda -DCMAKE_BUILD_TYPE=Release -DFLASHQLA_CUDA=ON $(WITH_TORCH)
 	@$(CMAKE) --build build/cuda -j $(JOBS) --target flashqla_torch_cuda
 endif
 
@@ -62,7 +62,7 @@ test: build-tests $(if $(and $(NVCC),$(GPU)),cuda)  ## all tests: C++ (googletes
 	@$(PYTEST) -q -n $(JOBS)
 
 cuda: setup-tests cuda-library  ## build the CUDA kernels, their tests and their benchmark into build/cuda (needs nvcc)
-	@$(CONFIGURE_CUDA)
+	@$(CONFIGURE) --preset cuda $(WITH_TORCH)
 	@$(CMAKE) --build --preset cuda -j $(JOBS)
 	@$(VENV)/python tools/check_ptxas.py build/cuda
 
