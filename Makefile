@@ -17,6 +17,8 @@ CONFIGURE = $(CMAKE) --log-level=WARNING -S . -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(V
 RELEASE = -G Ninja -B build/release -DCMAKE_BUILD_TYPE=Release $(WITH_TORCH)
 CLANG ?= $(firstword $(shell command -v clang++ clang++-19 clang++-18 clang++-17 clang++-16 clang++-15 clang++-14))
 FUZZ_SECONDS ?= 60
+# EMULATED=emulated-asan: under the sanitizers.
+EMULATED ?= emulated
 # An nvcc that can build the CUDA kernels (12.8 or newer); empty without one. `make NVCC= ...` goes without.
 NVCC ?= $(shell nvcc --version 2>/dev/null | awk '/release/ { split($$5, v, /[.,]/); if (v[1] > 12 || v[1] == 12 && v[2] >= 8) print "nvcc" }')
 WITH_TORCH = -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/python -DFLASHQLA_TORCH=ON
@@ -67,9 +69,9 @@ cuda: setup-tests cuda-library  ## build the CUDA kernels, their tests and their
 	@$(VENV)/python tools/check_ptxas.py build/cuda
 
 emulated: setup-emulated  ## the tests of the CUDA kernels on the CPU, without a device or nvcc, in build/emulated
-	@$(CONFIGURE) --preset emulated
-	@$(CMAKE) --build --preset emulated -j $(JOBS)
-	@$(CTEST) --preset emulated -j $(JOBS)
+	@$(CONFIGURE) --preset $(EMULATED)
+	@$(CMAKE) --build --preset $(EMULATED) -j $(JOBS)
+	@$(CTEST) --preset $(EMULATED) -j $(JOBS)
 
 demo: build  ## train and run a small language model on real text (about three minutes on two cores)
 	@TEXT="$(TEXT)" DEVICE="$(DEVICE)" $(VENV)/python demo/main.py

@@ -50,7 +50,7 @@ class Machine {
   static Machine& of_this_thread() { return *thread_state.machine; }
   static Machine& made_for_this_thread();
 
-  /// The whole of a lane's life; never returns.
+  /// The whole of a lane's life, to whose end nobody comes back.
   void live();
   std::string run(const Launch& launch, void (*body)(const void*), const void* arguments);
   void meet(const Operation& operation, void* arguments);

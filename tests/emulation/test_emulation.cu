@@ -52,7 +52,7 @@ __global__ void exchange(int step, Mistake mistake, int* to) {
   values[thread()] = thread();
   if (mistake == Mistake::none && step < 32) __syncwarp();
   if (mistake == Mistake::none && step >= 32) __syncthreads();
-  to[thread()] = values[thread() / 32 * 32 == 96 && step >= 32 ? thread() - 96 : thread() + step];
+  to[thread()] = values[(thread() + step) % 128];
 }
 __global__ void wait_for_nobody() {
   if (thread() >= 32) ptx::named_barrier(3, 96);
