@@ -33,7 +33,8 @@ class Case:
             else:
                 runs.append([1, length])
         several = [f"{count}x{length}" if count > 1 or not self.packed else str(length) for count, length in runs]
-        return f"{self.op} {self.heads} {' + '.join(several)}" + (", every head decaying" if self.undecayed == 0 else "")
+        words = " + ".join(several) + (" packed" if self.packed and len(runs) == 1 else "")
+        return f"{self.op} {self.heads} {words}" + (", every head decaying" if self.undecayed == 0 else "")
 
     @property
     def tokens(self):
