@@ -1,7 +1,7 @@
 // Times recurrent_forward on a CUDA device: one token for each of B requests, states in place in a pool, f32:
 // `flashqla_bench_cuda_decode`, one JSON line a row. A graph has a call for each of so many layers that their states are several
-// times the second-level cache; the time is that of a call, the median of 30 replays, beside that of copying the states on the
-// device (as many bytes read and written).
+// times the second-level cache; the time is that of a call, the median of 30 replays. `gbytes`: all that a call reads and writes,
+// a second; `copy_gbytes`: what a copy of as many states reads and writes a second, in the same run; `of_copy`: the share.
 #include <algorithm>
 
 #include "cuda_data.cuh"
@@ -76,9 +76,15 @@ void measure(std::int64_t requests, StateLayout layout) {
   });
   const double us = 1e3 * static_cast<double>(steps) / static_cast<double>(layers);
   const double copy_us = 2e3 * static_cast<double>(copy) / static_cast<double>(layers);
-  std::printf("{\"row\": \"decode B=%lld %s\", \"implementation\": \"%s\", \"us\": %.2f, \"copy_us\": %.2f, \"gbytes\": %.0f}\n",
-              static_cast<long long>(requests), layout == StateLayout::key_value ? "key_value" : "value_key",
-              made.implementation.c_str(), us, copy_us, 2e-3 * static_cast<double>(state_bytes) / us);
+  const std::int64_t vectors = 2 * requests * kDim * (2 * kHeadsQk + 2 * kHeadsV), gates = 2 * 4 * requests * kHeadsV;
+  const std::int64_t bytes = 2 * state_bytes + vectors + gates + 2 * 4 * requests;
+  const double gbytes = 1e-3 * static_cast<double>(bytes) / us;
+  const double copy_gbytes = 2e-3 * static_cast<double>(state_bytes) / copy_us;
+  std::printf(
+      "{\"row\": \"decode B=%lld %s\", \"implementation\": \"%s\", \"us\": %.2f, \"copy_us\": %.2f, \"bytes\": %lld, "
+      "\"gbytes\": %.0f, \"copy_gbytes\": %.0f, \"of_copy\": %.3f}\n",
+      static_cast<long long>(requests), layout == StateLayout::key_value ? "key_value" : "value_key", made.implementation.c_str(),
+      us, copy_us, static_cast<long long>(bytes), gbytes, copy_gbytes, gbytes / copy_gbytes);
   std::fflush(stdout);
 }
 

@@ -41,6 +41,24 @@ TEST(RecurrentForward, Widths) {
 
 TEST(RecurrentForward, Options) { expect_option_pairs(Op::recurrent, recurrent_options(), 300, with_widths); }
 
+/// The common step has a kernel of its own: one token for each batch entry, widths that blocks fill. Strides may lead back to the
+/// other one.
+TEST(RecurrentForward, OneTokenOfFullWidths) {
+  constexpr std::int64_t kWidths[] = {64, 128, 256};
+  std::int64_t count = 0;
+  expect_option_pairs(Op::recurrent, recurrent_options(), 301, [&](Case c) {
+    c = with_widths(c);
+    c.lengths.clear();
+    c.slack = 0;
+    c.B = count % 4 + 1;
+    c.T = 1;
+    c.K = kWidths[count % 3];
+    c.V = 32 * (count % 4 + 1);
+    ++count;
+    return c;
+  });
+}
+
 TEST(RecurrentForward, Cases) { expect_table_cases(Op::recurrent, with_widths); }
 
 TEST(RecurrentForward, APackedSequenceIsTheSequenceAloneAndStepsAreTheWhole) {

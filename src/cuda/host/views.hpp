@@ -22,8 +22,7 @@ StateTensor device_view(const StateView<Byte>& x) {
           x.rows,
           x.stride_row,
           x.stride_head,
-          x.stride_outer,
-          0};
+          x.stride_outer};
 }
 inline IndexTensor device_view(const IndexView& x) { return {x.data, x.dtype, x.stride_0, x.stride_1, x.size_0, x.size_1}; }
 

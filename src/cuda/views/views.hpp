@@ -30,7 +30,6 @@ struct StateTensor {
   std::int32_t value_first = 0;
   std::int64_t rows = 0;
   std::int64_t stride_row = 0, stride_head = 0, stride_outer = 0;  // outer: the dimension before the last
-  std::int32_t vectors = 0;  // four neighbouring elements lie so that they can be moved together
 };
 
 /// Indices in one or two dimensions. Null: absent.

@@ -7,19 +7,25 @@ namespace flashqla::cuda {
 
 namespace {
 
+template <int kDimK, StateLayout kLayout>
+int start_layout(const RecurrentParams& params, Steps steps, const KernelLaunch& launch) {
+  return steps == Steps::any ? start_kernel(recurrent_steps<kDimK, kLayout, Steps::any>, launch, params)
+                             : start_kernel(recurrent_steps<kDimK, kLayout, Steps::one_even>, launch, params);
+}
+
 template <int kDimK>
-int start_width(const RecurrentParams& params, std::int64_t blocks, void* stream) {
-  const KernelLaunch launch{blocks, kRecurrentThreads, 0, stream};
-  return params.layout == StateLayout::value_key ? start_kernel(recurrent_steps<kDimK, StateLayout::value_key>, launch, params)
-                                                 : start_kernel(recurrent_steps<kDimK, StateLayout::key_value>, launch, params);
+int start_width(const RecurrentParams& params, Steps steps, const KernelLaunch& launch) {
+  return params.layout == StateLayout::value_key ? start_layout<kDimK, StateLayout::value_key>(params, steps, launch)
+                                                 : start_layout<kDimK, StateLayout::key_value>(params, steps, launch);
 }
 
 }  // namespace
 
-int start_recurrent(const RecurrentParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream) {
-  if (padded_k == 64) return start_width<64>(params, blocks, stream);
-  if (padded_k == 128) return start_width<128>(params, blocks, stream);
-  return start_width<256>(params, blocks, stream);
+int start_recurrent(const RecurrentParams& params, std::int32_t padded_k, Steps steps, std::int64_t blocks, void* stream) {
+  const KernelLaunch launch{blocks, kRecurrentThreads, 0, stream};
+  if (padded_k == 64) return start_width<64>(params, steps, launch);
+  if (padded_k == 128) return start_width<128>(params, steps, launch);
+  return start_width<256>(params, steps, launch);
 }
 
 }  // namespace flashqla::cuda
