@@ -1,6 +1,7 @@
-// Times chunk_forward on a CUDA device over the rows of a table: `flashqla_bench_cuda [part of a row's name]`, one JSON line a
-// row. As a model calls it: bf16, K = V = 128, an initial state, the final state wanted, q and k normalised before, g and beta
-// given; a quarter of the heads never decay. A CUDA graph of one call is replayed 30 times; time is the median.
+// Times chunk_forward and chunk_backward on a CUDA device over the rows of two tables: `flashqla_bench_cuda [part of a row's
+// name]`, one JSON line a row. As a model calls it: bf16, K = V = 128, an initial state, the final state wanted, q and k
+// normalised before, g and beta given; a quarter of the heads never decay; for the backward gradients of o and of the final
+// state. A CUDA graph of one call is replayed 30 times; time is the median.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -39,7 +40,12 @@ Problem problem_of(const Row& row, const std::vector<std::int64_t>& offsets) {
   return p;
 }
 
-ChunkForwardTensors tensors_of(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
+/// Random numbers in every tensor that both operations read.
+struct Inputs {
+  InputTensors tensors;
+  TensorView state;
+};
+Inputs inputs_of(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
   const std::int64_t all = p.batch * p.tokens, states = p.sequences() * p.heads_v * 128 * 128;
   auto* q = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
   auto* k = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
@@ -54,22 +60,67 @@ ChunkForwardTensors tensors_of(const Problem& p, const std::vector<std::int64_t>
   fill_rows<<<blocks(all * p.heads_v * 32), 256>>>(v, all * p.heads_v, 3, false);
   fill_gates<<<blocks(all * p.heads_v), 256>>>(g, beta, all, static_cast<int>(p.heads_v));
   fill_states<<<blocks(states), 256>>>(initial, states);
+  Inputs inputs;
+  InputTensors& t = inputs.tensors;
+  t.q = TensorView(q, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
+  t.k = TensorView(k, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
+  t.v = TensorView(v, DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
+  t.g = TensorView(g, DType::f32, {p.batch, p.tokens, p.heads_v});
+  t.beta = TensorView(beta, DType::f32, {p.batch, p.tokens, p.heads_v});
+  if (p.packed) t.cu_seqlens = TensorView(cu, DType::i64, {p.sequences() + 1});
+  inputs.state = TensorView(initial, DType::f32, {p.sequences(), p.heads_v, 128, 128});
+  return inputs;
+}
+
+/// A tensor like another, its contents not set.
+template <class Element>
+TensorView like(const ConstTensorView& other, Memory& memory) {
+  std::int64_t count = 1;
+  for (int i = 0; i < other.rank; ++i) count *= other.sizes[static_cast<std::size_t>(i)];
+  TensorView view;
+  view.data = memory.take<Element>(count);
+  view.dtype = other.dtype;
+  view.rank = other.rank;
+  view.sizes = other.sizes;
+  view.strides = other.strides;
+  return view;
+}
+
+ChunkForwardTensors forward_tensors(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
+  const Inputs inputs = inputs_of(p, offsets, memory);
   ChunkForwardTensors t;
-  t.inputs.q = TensorView(q, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
-  t.inputs.k = TensorView(k, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
-  t.inputs.v = TensorView(v, DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
-  t.inputs.g = TensorView(g, DType::f32, {p.batch, p.tokens, p.heads_v});
-  t.inputs.beta = TensorView(beta, DType::f32, {p.batch, p.tokens, p.heads_v});
-  if (p.packed) t.inputs.cu_seqlens = TensorView(cu, DType::i64, {p.sequences() + 1});
-  t.states.initial_state = TensorView(initial, DType::f32, {p.sequences(), p.heads_v, 128, 128});
-  t.states.final_state = TensorView(memory.take<float>(states), DType::f32, {p.sequences(), p.heads_v, 128, 128});
-  t.o = TensorView(memory.take<__nv_bfloat16>(all * p.heads_v * 128), DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
+  t.inputs = inputs.tensors;
+  t.states.initial_state = inputs.state;
+  t.states.final_state = like<float>(inputs.state, memory);
+  t.o = like<__nv_bfloat16>(inputs.tensors.v, memory);
+  check(cudaDeviceSynchronize(), "data");
+  return t;
+}
+
+ChunkBackwardTensors backward_tensors(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
+  const Inputs inputs = inputs_of(p, offsets, memory);
+  const std::int64_t rows = p.batch * p.tokens * p.heads_v, states = p.sequences() * p.heads_v * 128 * 128;
+  ChunkBackwardTensors t;
+  t.inputs = inputs.tensors;
+  t.initial_state = inputs.state;
+  const TensorView d_o = like<__nv_bfloat16>(inputs.tensors.v, memory), d_final = like<float>(inputs.state, memory);
+  fill_rows<<<blocks(rows * 32), 256>>>(static_cast<__nv_bfloat16*>(d_o.data), rows, 4, false);
+  fill_states<<<blocks(states), 256>>>(static_cast<float*>(d_final.data), states);
+  t.d_o = d_o;
+  t.d_final_state = d_final;
+  t.d_q = like<__nv_bfloat16>(inputs.tensors.q, memory);
+  t.d_k = like<__nv_bfloat16>(inputs.tensors.k, memory);
+  t.d_v = like<__nv_bfloat16>(inputs.tensors.v, memory);
+  t.d_g = like<float>(inputs.tensors.g, memory);
+  t.d_beta = like<float>(inputs.tensors.beta, memory);
+  t.d_initial_state = like<float>(inputs.state, memory);
   check(cudaDeviceSynchronize(), "data");
   return t;
 }
 
 /// Microseconds of the calling thread for one call, the fastest of many.
-double host_time(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace) {
+template <class Descriptor, class Tensors>
+double host_time(const Plan<Descriptor>& plan, const Tensors& tensors, Workspace workspace) {
   double best = 1e9;
   for (int i = 0; i < 20; ++i) {
     const auto begin = std::chrono::steady_clock::now();
@@ -81,21 +132,31 @@ double host_time(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tens
   return best;
 }
 
-void measure(const Row& row) {
-  std::vector<std::int64_t> offsets{0};
-  for (std::int64_t length : row.lengths) offsets.push_back(offsets.back() + length);
-  const Problem problem = problem_of(row, offsets);
-  Memory memory;
-  const ChunkForwardTensors tensors = tensors_of(problem, offsets, memory);
-  const Plan<ChunkForward> made = plan(ChunkForward{problem});
+template <class Descriptor, class Tensors>
+void measure(const std::string& name, const Descriptor& descriptor, const Tensors& tensors, Memory& memory) {
+  const Plan<Descriptor> made = plan(descriptor);
   const Workspace workspace{memory.take<std::byte>(static_cast<std::int64_t>(made.workspace_bytes)), made.workspace_bytes};
   const std::vector<float> times = replay_times([&](cudaStream_t stream) { run(made, tensors, workspace, Stream{stream}); });
   std::printf(
       "{\"row\": \"%s\", \"implementation\": \"%s\", \"ms\": %.4f, \"ms_min\": %.4f, \"host_us\": %.1f, "
       "\"workspace_bytes\": %zu}\n",
-      row.name, made.implementation.c_str(), static_cast<double>(times[times.size() / 2]), static_cast<double>(times[0]),
+      name.c_str(), made.implementation.c_str(), static_cast<double>(times[times.size() / 2]), static_cast<double>(times[0]),
       host_time(made, tensors, workspace), made.workspace_bytes);
   std::fflush(stdout);
+}
+
+void measure(const Row& row, bool backward) {
+  std::vector<std::int64_t> offsets{0};
+  for (std::int64_t length : row.lengths) offsets.push_back(offsets.back() + length);
+  const Problem problem = problem_of(row, offsets);
+  Memory memory;
+  if (backward) {
+    const ChunkBackwardTensors tensors = backward_tensors(problem, offsets, memory);
+    measure(std::string("backward ") + row.name, ChunkBackward{problem}, tensors, memory);
+  } else {
+    const ChunkForwardTensors tensors = forward_tensors(problem, offsets, memory);
+    measure(row.name, ChunkForward{problem}, tensors, memory);
+  }
 }
 
 }  // namespace
@@ -112,8 +173,22 @@ int main(int argc, char** argv) {
       {"(2,8) 1x32768", 2, 8, 1, {}, 32768},
       {"(2,8) 1x2048", 2, 8, 1, {}, 2048},
   };
+  const std::vector<Row> backward_rows = {
+      {"(16,32) 1x8192", 16, 32, 1, {}, 8192},
+      {"(16,32) 1x32768", 16, 32, 1, {}, 32768},
+      {"(2,4) 1x32768", 2, 4, 1, {}, 32768},
+      {"(16,32) 8 lengths", 16, 32, 1, {1111, 7702, 2690, 5424, 312, 9153, 6032, 344}, 0},
+      {"(16,64) 1x32768", 16, 64, 1, {}, 32768},
+      {"(8,16) 1x32768", 8, 16, 1, {}, 32768},
+      {"(4,8) 1x32768", 4, 8, 1, {}, 32768},
+      {"(16,32) 4x2048", 16, 32, 4, {}, 2048},
+  };
+  const auto asked = [&](const std::string& name) { return argc < 2 || name.find(argv[1]) != std::string::npos; };
   for (const Row& row : rows) {
-    if (argc < 2 || std::string(row.name).find(argv[1]) != std::string::npos) measure(row);
+    if (asked(row.name)) measure(row, false);
+  }
+  for (const Row& row : backward_rows) {
+    if (asked(std::string("backward ") + row.name)) measure(row, true);
   }
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "cuda/host/device.hpp"
+#include "cuda/kernels/chunk_backward/launch.hpp"
 #include "cuda/kernels/chunk_forward/launch.hpp"
 #include "cuda/kernels/recurrent_forward/launch.hpp"
 
@@ -15,10 +16,14 @@ using detail::Implementation;
 constexpr detail::Operation<ChunkForward, ChunkForwardArguments> kChunkForward{chunk_forward_refusal, chunk_forward_workspace,
                                                                                nullptr, false, launch_chunk_forward};
 
+constexpr detail::Operation<ChunkBackward, ChunkBackwardArguments> kChunkBackward{
+    chunk_backward_refusal, chunk_backward_workspace, nullptr, false, launch_chunk_backward};
+
 constexpr detail::Operation<RecurrentForward, RecurrentForwardArguments> kRecurrentForward{
     recurrent_forward_refusal, recurrent_forward_workspace, nullptr, false, launch_recurrent_forward};
 
-constexpr Implementation kPortable{"cuda-portable", missing_device, kChunkForward, {}, kRecurrentForward, DeviceType::cuda};
+constexpr Implementation kPortable{"cuda-portable",   missing_device,   kChunkForward, kChunkBackward,
+                                   kRecurrentForward, DeviceType::cuda};
 
 }  // namespace
 

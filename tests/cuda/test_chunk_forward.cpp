@@ -17,7 +17,6 @@ constexpr DType kDTypes[] = {DType::bf16, DType::f16};
 Case taken(Case c) {
   c = with_widths(c);
   if (c.dtype != DType::f16) c.dtype = DType::bf16;
-  c.extras = false;
   return c;
 }
 

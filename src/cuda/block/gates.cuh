@@ -25,7 +25,7 @@ FLASHQLA_DEVICE float computed_decay(float a_log, float x) {
   return rate == 0.0f ? 0.0f : -rate * softplus(x);
 }
 
-/// Natural log decay of one token, raised to kLeastDecay. `a_log`: with Gate::computed.
+/// Natural log decay of one token, raised to kLeastDecay. `a_log`: with Gate::computed. Not for Gate::cumulative.
 FLASHQLA_DEVICE float log_decay(Gate gate, float g, float a_log, float bias) {
   if (gate == Gate::none) return 0.0f;
   const float decay = gate == Gate::computed ? computed_decay(a_log, g + bias) : g;
@@ -54,6 +54,22 @@ FLASHQLA_DEVICE RawGates load_gates(const OperationParams& p, std::int64_t batch
   return raw;
 }
 
+/// Log decay and beta of a token of a chunk.
+struct TokenGates {
+  double log_decay;  // natural
+  float beta;
+};
+/// Of token `token` of the chunk of `tokens` tokens whose first is row `row`; past the end nothing decays and nothing is written.
+FLASHQLA_DEVICE TokenGates token_gates(const OperationParams& p, std::int64_t batch, std::int64_t row, std::int32_t head,
+                                       int token, int tokens) {
+  if (token >= tokens) return {0.0, 0.0f};
+  const RawGates raw = load_gates(p, batch, row + token, head);
+  if (p.gate != Gate::cumulative) return {raw.log_decay(p), raw.strength(p)};
+  double decay = raw.g;  // sums of these differences are what was given
+  if (token > 0) decay -= static_cast<double>(load_scalar(p.g.data, p.g.dtype, offset_of(p.g, batch, row + token - 1, head)));
+  return {decay < kLeastDecay ? kLeastDecay : decay, raw.strength(p)};
+}
+
 /// A number as the sum of two floats.
 struct TwoFloats {
   float high, low;
@@ -72,6 +88,13 @@ FLASHQLA_DEVICE float exp2_difference(const TwoFloats& a, const TwoFloats& b) {
 FLASHQLA_DEVICE float warp_total(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+/// The largest of the 32 lanes of a warp, in all of them.
+FLASHQLA_DEVICE float warp_largest(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
   return x;
 }
 
@@ -95,6 +118,23 @@ FLASHQLA_DEVICE double warp_minima(double x) {
     if (lane >= step) x = fmin(x, before);
   }
   return x;
+}
+
+/// Sums of the log2 decays of a chunk's tokens, lane and lane + 32 of a warp. Where there is growth they rise above their lowest
+/// value so far: by less than the whole number `rises`.
+struct DecaySums {
+  double sums[2], rises[2];
+  double all;
+};
+FLASHQLA_DEVICE DecaySums decay_sums(const TokenGates& first, const TokenGates& second) {
+  DecaySums d;
+  d.sums[0] = warp_sums(first.log_decay * kLog2E);
+  d.sums[1] = warp_sums(second.log_decay * kLog2E) + __shfl_sync(0xffffffffu, d.sums[0], 31);
+  double lowest[2] = {warp_minima(d.sums[0]), warp_minima(d.sums[1])};  // up to and with each token
+  lowest[1] = fmin(lowest[1], __shfl_sync(0xffffffffu, lowest[0], 31));
+  for (int half = 0; half < 2; ++half) d.rises[half] = ceil(d.sums[half] - lowest[half]);
+  d.all = __shfl_sync(0xffffffffu, d.sums[1], 31);
+  return d;
 }
 
 /// The power of two above x, from 2^-126 to 2^126 (that for infinity too).

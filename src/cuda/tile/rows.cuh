@@ -50,7 +50,8 @@ struct RowCursor {
       from += kRowStep * row_bytes;
     }
   }
-  FLASHQLA_DEVICE void skip() { from += kRows * row_bytes; }
+  /// On by `tiles` tiles, past none that it has not copied.
+  FLASHQLA_DEVICE void move(int tiles) { from += tiles * kRows * row_bytes; }
 };
 
 /// The same for rows anywhere, through the registers: done when it returns (a barrier is needed besides). `memory`: the tile.

@@ -101,16 +101,6 @@ StateTensors state_tensors(const Places& places, const Case& c, const Tensors& i
   return result;
 }
 
-void run_on_device(const Plan<ChunkForward>& plan, const ChunkForwardTensors& views, Workspace workspace, Stream stream) {
-  run(plan, views, workspace, stream);
-}
-void run_on_device(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& views, Workspace workspace, Stream stream) {
-  run(plan, views, workspace, stream);
-}
-void run_on_device(const Plan<ChunkBackward>&, const ChunkBackwardTensors&, Workspace, Stream) {
-  throw std::logic_error("chunk_backward runs on no device");
-}
-
 /// The problem of a case on the device of the run.
 Problem problem_on(const Case& c, const RunOptions& options) {
   Problem problem = problem_of(c);
@@ -126,7 +116,7 @@ void plan_and_run(const Descriptor& descriptor, const Views& views, const RunOpt
   }
   if (options.mover != nullptr) {
     std::byte* const workspace = options.mover->workspace(planned.workspace_bytes);
-    run_on_device(planned, views, {workspace, planned.workspace_bytes}, options.mover->stream());
+    run(planned, views, {workspace, planned.workspace_bytes}, options.mover->stream());
     options.mover->finish();
     return;
   }
@@ -178,7 +168,7 @@ void run_backward(const Case& c, const Tensors& inputs, const RunOptions& option
   views.d_a_log = places.out(outputs, "d_a_log");
   views.d_dt_bias = places.out(outputs, "d_dt_bias");
   Tensor saved;
-  if (c.saved) {
+  if (c.saved && options.mover == nullptr) {  // forwards on devices save nothing
     const std::string& forward = options.saved_by.empty() ? options.implementation : options.saved_by;
     saved = saved_by_forward(c, inputs, {forward, options.threads, {}, options.saved_shift});
     if (saved.present()) views.saved = saved.view();

@@ -2,13 +2,13 @@
 // transposed, so that V lies along the rows of the products and what one leaves in the accumulators is the next one's left
 // operand:
 //
-//   E^T = strength o v^T - read_k o (S^T K^T)          [V x 64]     U^T = E^T solve^T
-//   O^T = read_q o (S^T Q^T) + rise o (U^T scores^T)                S^T = total S^T + (write_k o U^T) K
+//   E^T = strength o v^T - read_k o (S^T K^T)          [V x 64]     e^T = E^T solve^T
+//   O^T = read_q o (S^T Q^T) + rise o (e^T scores^T)                S^T = total S^T + (write_k o e^T) K
 //
 // S^T stays in the accumulators (f32) from the first chunk to the last. Who has what: shared.cuh.
 //
 // Rounding: S for its products with K and Q to the inputs' type, except that chunks with ChunkUnit::kPrecise add what that
-// leaves; E, U, solve and scores to f16, rows of E and U divided by powers of two; write_k o U for the update to two numbers of
+// leaves; E, e, solve and scores to f16, rows of E and e divided by powers of two; write_k o e for the update to two numbers of
 // the inputs' type, 16 bits or more. With one bf16 for each of these the state would be 3e-3 to 6e-2 off where keys repeat or
 // nothing decays.
 #pragma once
@@ -171,10 +171,11 @@ FLASHQLA_DEVICE void update_state(const tile::BlockAddresses<kChunkTokens, kDimK
   }
 }
 
-/// O^T of the own tokens to the caller's rows, transposed in the registers and put together in the warp's exchange.
+/// O^T (or gradients of v^T) of the own tokens to the caller's rows, transposed in the registers and put together in the warp's
+/// exchange.
 template <class Element>
-FLASHQLA_DEVICE void store_output(const ChunkForwardParams& p, const AdvanceWork& work, const LanePlace& place,
-                                  std::int64_t chunk, std::byte* memory, const tile::Accumulator (&o)[4]) {
+FLASHQLA_DEVICE void store_rows(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& out,
+                                const LanePlace& place, std::int64_t chunk, std::byte* memory, const tile::Accumulator (&o)[4]) {
   using Tile = tile::SharedTile<kHalfTokens, kTileRows>;
   __syncwarp();  // all lanes have read what the other warp left here
 #pragma unroll
@@ -189,13 +190,13 @@ FLASHQLA_DEVICE void store_output(const ChunkForwardParams& p, const AdvanceWork
   const int first_token = place.half * kHalfTokens, tokens = work.rows.tokens(chunk) - first_token;
   const int first = work.first_v + place.tile * kTileRows;
   const std::int64_t row_token = work.rows.begin + work.rows.position(chunk) + first_token;
-  auto* const to = static_cast<Element*>(p.o.data) + offset_of(p.o, work.rows.batch, row_token, work.head) + first;
+  auto* const to = static_cast<Element*>(out.data) + offset_of(out, work.rows.batch, row_token, work.head) + first;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int at = 32 * i + tile::lane_id(), token = at / 2, piece = at % 2;
     if (token >= tokens || first + piece * tile::kPieceElements >= p.dim_v) continue;
     const std::byte* from = memory + Tile::offset(token, piece);
-    Element* const row = to + token * p.o.stride_token + piece * tile::kPieceElements;
+    Element* const row = to + token * out.stride_token + piece * tile::kPieceElements;
     if (p.aligned != 0) {
       *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(from);
     } else {

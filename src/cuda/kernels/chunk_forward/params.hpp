@@ -16,16 +16,25 @@ struct ChunkUnit {
   static constexpr int kTriangleBytes = kBlocks * 512;
   static constexpr int kFactors = 64;
   // Bytes from the unit's start.
-  static constexpr int kSolve = 0;                         // U = solve (strength o v - read_k o (K S))
-  static constexpr int kScores = kTriangleBytes;           // O = read_q o (Q S) + rise o (scores U)
-  static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: beta, with growth times 2^-h (HeadGates)
+  static constexpr int kSolve = 0;                         // e = solve (strength o v - read_k o (K S))
+  static constexpr int kScores = kTriangleBytes;           // O = read_q o (Q S) + rise o (scores e)
+  static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: 1, with growth 2^-h (HeadGates)
   static constexpr int kReadK = kStrength + 4 * kFactors;  // strength, decay since the chunk's start, key's factor
   static constexpr int kReadQ = kReadK + 4 * kFactors;     // scale times that decay and the query's factor
   static constexpr int kRise = kReadQ + 4 * kFactors;      // what the rows of scores have been divided by, with growth times 2^h
-  static constexpr int kWriteK = kRise + 4 * kFactors;   // decay to the chunk's end times the key's factor, with growth times 2^h
-  static constexpr int kTotal = kWriteK + 4 * kFactors;  // f32: decay of the whole chunk
-  static constexpr int kPrecise = kTotal + 4;            // f32: not 0 where K S needs more than the rounded state
+  static constexpr int kWriteK = kRise + 4 * kFactors;     // beta, decay to the chunk's end, key's factor, with growth times 2^h
+  static constexpr int kTotal = kWriteK + 4 * kFactors;    // f32: decay of the whole chunk
+  static constexpr int kPrecise = kTotal + 4;              // f32: not 0 where K S needs more than the rounded state
   static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
+};
+
+/// What chunk_backward wants of every chunk: blocks of 16 x 16 f16 in the order of a fragment, 16 bytes a lane, divided by powers
+/// of two whose logarithms are beside. Null: nothing.
+struct KeptChunks {
+  std::byte* states = nullptr;           // [chunk][Hv][V / 16][K / 16]: S or its gradient as tile::FragmentB, B[v][k]
+  std::int16_t* state_powers = nullptr;  // [chunk][Hv][V / 16][2]: of half of the padded K
+  std::byte* rows = nullptr;             // [chunk][Hv][4][V / 16]: errors or their gradients as tile::FragmentA, A[token][v]
+  std::int16_t* row_powers = nullptr;    // [chunk][Hv][2][V]: of 32 tokens
 };
 
 struct ChunkForwardParams : OperationParams {
@@ -39,6 +48,8 @@ struct ChunkForwardParams : OperationParams {
   const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state
   const std::int64_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
   std::byte* units;                  // [chunk][Hv] ChunkUnit
+  KeptChunks kept;                   // the state before every chunk, and e
+  TokenTensor g_cumulative, a;       // write_extras
 };
 
 }  // namespace flashqla::cuda

@@ -1,9 +1,11 @@
 // The part of chunk_forward that knows no state, for all chunks at once: one block of 128 threads a chunk and q/k head. With
 // Gam_ij = the decay between tokens j and i (i >= j), and everything normalised on the way if asked for:
-//   L = stril(beta_i Gam_ij k_i.k_j),  solve = (I + L)^-1,  scores = tril(scale Gam_ij q_i.k_j)
+//   L = stril(Gam_ij k_i.k_j beta_j),  solve = (I + L)^-1,  scores = tril(scale Gam_ij q_i.k_j beta_j)
 // and the factors of rows, to a ChunkUnit. K K^T and Q K^T are made once and stay in the accumulators for all value heads of the
 // group: warp w has their rows 16 w to 16 w + 15.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/block/gates.cuh"
 #include "cuda/block/inverse.cuh"
@@ -25,11 +27,13 @@ inline constexpr int kInverseParts<ptx::F16> = 2;
 /// whose mean of beta |k|^2, weighted with itself, is above this is precise.
 inline constexpr float kMostStrength = 1.4f;
 
-/// Sums of log2 decays and betas of a value head's tokens. Where there is growth, sums are lowered by h, a whole number above the
-/// rise since the lowest sum so far: then no 2^(sum_i - sum_j) with i >= j exceeds 2, and what is taken away comes back as 2^h in
-/// the factors of rows. Without growth h is 0.
+/// Sums of log2 decays of a value head's tokens, and factors of columns. Where there is growth, sums are lowered by h, a whole
+/// number above the rise since the lowest sum so far: then no 2^(sum_i - sum_j) with i >= j exceeds 2, and what is taken away
+/// comes back as 2^h in the factors of rows. Without growth h is 0.
 struct HeadGates {
-  float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens];
+  float high[kChunkTokens], low[kChunkTokens];
+  float column[kChunkTokens];  // beta over beta_power, times what L2 normalisation multiplies the key by
+  float beta_power;            // above the largest beta
 };
 
 /// Shared memory of prepare_chunks. The keys and queries are gone when the first head's memory is written.
@@ -84,9 +88,7 @@ FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, const Ch
     shared.squares[row] = square * f * f;
   });
   __syncthreads();  // |k|^2, for the largest of them
-  float largest = fmaxf(shared.squares[tile::lane_id()], shared.squares[tile::lane_id() + 32]);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  const float largest = block::warp_largest(fmaxf(shared.squares[tile::lane_id()], shared.squares[tile::lane_id() + 32]));
   for_each_square(q_q, [&](int row, float square) {
     const float f = factor(row, square), bound = fabsf(p.scale) * f * sqrtf(square) * sqrtf(largest);
     shared.factors[1][row] = f;
@@ -94,51 +96,45 @@ FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, const Ch
   });
 }
 
-/// A token's log2 decay and beta.
-FLASHQLA_DEVICE float2 token_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head, int token) {
-  if (token >= chunk.tokens) return {0.0f, 0.0f};  // past the end nothing decays and nothing is written
-  const block::RawGates raw = block::load_gates(p, chunk.batch, chunk.token + token, head);
-  return {raw.log_decay(p), raw.strength(p)};
-}
-
 /// Gates of one value head by one warp, two tokens a lane, and the factors of its unit.
 template <class Element, int kDimK>
 FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head,
                                    const PrepareShared<Element, kDimK>& shared, HeadGates& gates, std::byte* unit) {
   const int lane = tile::lane_id();
-  const float2 first = token_gates(p, chunk, head, lane), second = token_gates(p, chunk, head, lane + 32);
-  double sums[2] = {block::warp_sums(static_cast<double>(first.x) * block::kLog2E),
-                    block::warp_sums(static_cast<double>(second.x) * block::kLog2E)};
-  sums[1] += __shfl_sync(0xffffffffu, sums[0], 31);
-  double lowest[2] = {block::warp_minima(sums[0]), block::warp_minima(sums[1])};  // up to and with each token
-  lowest[1] = fmin(lowest[1], __shfl_sync(0xffffffffu, lowest[0], 31));
-  const block::TwoFloats all = block::split(__shfl_sync(0xffffffffu, sums[1], 31));
+  const block::TokenGates first = block::token_gates(p, chunk.batch, chunk.token, head, lane, chunk.tokens),
+                          second = block::token_gates(p, chunk.batch, chunk.token, head, lane + 32, chunk.tokens);
+  const block::DecaySums d = block::decay_sums(first, second);
+  const block::TwoFloats all = block::split(d.all);
+  const float beta_power = block::power_above(block::warp_largest(fmaxf(fabsf(first.beta), fabsf(second.beta))));
   float strength = 0.0f, squares = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
-    const double rise = ceil(sums[half] - lowest[half]);
+    const double rise = d.rises[half];
     const float power = exp2f(static_cast<float>(rise)), inverse = exp2f(static_cast<float>(-rise));
-    const block::TwoFloats sum = block::split(sums[half]), lowered = block::split(sums[half] - rise);
-    const float beta = half == 0 ? first.y : second.y, own = beta * shared.squares[token];
+    const block::TwoFloats sum = block::split(d.sums[half]), lowered = block::split(d.sums[half] - rise);
+    const float beta = half == 0 ? first.beta : second.beta, own = beta * shared.squares[token];
     gates.high[token] = lowered.high;
     gates.low[token] = lowered.low;
-    gates.beta[token] = beta;
     const float decay = exp2f(sum.high) * exp2f(sum.low), factor_k = shared.factors[0][token];
+    gates.column[token] = beta * block::inverse_power(beta_power) * factor_k;
     const auto store = [&](int offset, float x) { reinterpret_cast<float*>(unit + offset)[token] = x; };
-    store(ChunkUnit::kStrength, beta * inverse);
-    store(ChunkUnit::kReadK, beta * inverse * decay * factor_k);
+    store(ChunkUnit::kStrength, inverse);
+    store(ChunkUnit::kReadK, inverse * decay * factor_k);
     store(ChunkUnit::kReadQ, p.scale * decay * shared.factors[1][token]);
-    store(ChunkUnit::kRise, shared.rises[token] * power);
-    store(ChunkUnit::kWriteK, block::exp2_difference(all, sum) * factor_k * power);
+    store(ChunkUnit::kRise, shared.rises[token] * beta_power * power);
+    store(ChunkUnit::kWriteK, block::exp2_difference(all, sum) * factor_k * beta * power);
     strength += own;
     squares += own * own;
   }
+  // NaN, too. Gradients are made of differences in which the rounding of a bf16 state would show.
+  const bool precise = std::is_same_v<Element, ptx::Bf16> && p.kept.states != nullptr;
   strength = block::warp_total(strength);
   squares = block::warp_total(squares);
   if (lane == 0) {
+    gates.beta_power = beta_power;
     *reinterpret_cast<float*>(unit + ChunkUnit::kTotal) = exp2f(all.high) * exp2f(all.low);
-    *reinterpret_cast<float*>(unit + ChunkUnit::kPrecise) = squares <= kMostStrength * strength ? 0.0f : 1.0f;  // NaN: precise
+    *reinterpret_cast<float*>(unit + ChunkUnit::kPrecise) = !precise && squares <= kMostStrength * strength ? 0.0f : 1.0f;
   }
 }
 
@@ -157,14 +153,14 @@ FLASHQLA_DEVICE void gate_products(const PrepareShared<Element, kDimK>& shared, 
     for (int upper = 0; upper < 2; ++upper) {  // rows g and g + 8
       const int i = 16 * warp + lane / 4 + 8 * upper;
       const block::TwoFloats sum_i{gates.high[i], gates.low[i]};
-      const float factor_l = -gates.beta[i] * shared.factors[0][i],
+      const float factor_l = -gates.beta_power * shared.factors[0][i],
                   factor_s = scale * shared.factors[1][i] * block::inverse_power(shared.rises[i]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int j = 16 * block_j + 8 * half + lane % 4 * 2 + c, at = 2 * upper + c;
-          const float decay = block::exp2_difference(sum_i, {gates.high[j], gates.low[j]}) * shared.factors[0][j];
+          const float decay = block::exp2_difference(sum_i, {gates.high[j], gates.low[j]}) * gates.column[j];
           lower[half].c[at] = j < i ? factor_l * decay * kk[2 * block_j + half].c[at] : 0.0f;
           scores[half].c[at] = j <= i ? factor_s * decay * qk[2 * block_j + half].c[at] : 0.0f;
         }

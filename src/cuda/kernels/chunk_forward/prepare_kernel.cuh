@@ -7,7 +7,7 @@ namespace flashqla::cuda {
 
 /// Rows past the last offset belong to no sequence: o is zero there. Blocks past the last chunk take 64 of them each.
 FLASHQLA_DEVICE void zero_slack(const ChunkForwardParams& p, std::int64_t idle, std::int32_t head_qk) {
-  if (p.sequences.offsets == nullptr) return;
+  if (p.sequences.offsets == nullptr || p.o.data == nullptr) return;
   const std::int64_t first = p.sequences.offsets[p.sequences.count] + idle * kChunkTokens;
   const std::int64_t left = p.sequences.tokens - first, rows = left < kChunkTokens ? left : kChunkTokens;
   for (std::int64_t at = threadIdx.x; at < rows * p.group * p.dim_v; at += kPrepareThreads) {
@@ -62,20 +62,25 @@ FLASHQLA_DEVICE void multiply_keys(const PrepareShared<Element, kDimK>& shared, 
   }
 }
 
-template <class Element, int kDimK>
-__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __grid_constant__ ChunkForwardParams p) {
-  extern __shared__ __align__(128) std::byte memory[];
-  auto& shared = *reinterpret_cast<PrepareShared<Element, kDimK>*>(memory);
-  PreparedChunk chunk;
+/// The chunk and q/k head of the block; false past the last chunk, where only the number and the head are set.
+FLASHQLA_DEVICE bool find_chunk(const ChunkForwardParams& p, PreparedChunk& chunk) {
   chunk.index = blockIdx.x / p.heads_qk;
   chunk.head_qk = static_cast<std::int32_t>(blockIdx.x % p.heads_qk);
-  const std::int64_t chunks = chunk_count(p.sequences);
-  if (chunk.index >= chunks) return zero_slack(p, chunk.index - chunks, chunk.head_qk);
+  if (chunk.index >= chunk_count(p.sequences)) return false;
   const SequenceRows rows = sequence_rows(p.sequences, sequence_of_chunk(p.sequences, chunk.index));
   const std::int64_t number = chunk.index - rows.first_chunk;
   chunk.batch = rows.batch;
   chunk.token = rows.begin + rows.position(number);
   chunk.tokens = rows.tokens(number);
+  return true;
+}
+
+template <class Element, int kDimK>
+__global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __grid_constant__ ChunkForwardParams p) {
+  extern __shared__ __align__(128) std::byte memory[];
+  auto& shared = *reinterpret_cast<PrepareShared<Element, kDimK>*>(memory);
+  PreparedChunk chunk;
+  if (!find_chunk(p, chunk)) return zero_slack(p, chunk.index - chunk_count(p.sequences), chunk.head_qk);
 
   load_keys_and_queries<Element>(p, chunk, shared);
   __syncthreads();  // the rows, for the products and the factors

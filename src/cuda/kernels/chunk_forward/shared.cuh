@@ -1,12 +1,12 @@
 // Shared memory and the division of work of advance_states. Two warps have 16 rows of V together: warp 2 r + h of the block rows
-// 16 r to 16 r + 15 of its slab, of S^T the columns of half h of K, and of E, U and O tokens 32 h to 32 h + 31.
+// 16 r to 16 r + 15 of its slab, of S^T the columns of half h of K, and of E, e and O tokens 32 h to 32 h + 31.
 //
 //   member      bytes (K = 128)  written by                  read by
 //   stage       2 x (43 K + 128 a column of V)  all threads, a chunk ahead  all warps
 //   exchange    4.2 K a warp     see below                   the other warp of the pair
 //
 // exchange[w] holds, one after another in a chunk: w's half of S^T as left operands (and what rounding left of it); when the
-// other has read those, what the other leaves for w there: its updates of S, and half 0 for half 1 its errors and U besides; when
+// other has read those, what the other leaves for w there: its updates of S, and half 0 for half 1 its E and e besides; when
 // w has read these, w's output on its way to the caller's rows.
 #pragma once
 

@@ -25,6 +25,8 @@ constexpr std::size_t advance_shared_bytes(std::int32_t padded_k, const AdvanceS
 // The same for bf16 and f16. Return a cudaError_t.
 int start_prepare_bf16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 int start_prepare_f16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+int start_extras_bf16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+int start_extras_f16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 int start_advance_bf16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
 int start_advance_f16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
 

@@ -14,7 +14,7 @@ struct StatePart {
 
 /// Calls body(element, k, v) for every element of the part that exists.
 template <int kDimK, class Body>
-FLASHQLA_DEVICE void for_each_element(const ChunkForwardParams& p, const AdvanceWork& work, StatePart<kDimK>& part, Body body) {
+FLASHQLA_DEVICE void for_each_element(const OperationParams& p, const AdvanceWork& work, StatePart<kDimK>& part, Body body) {
   const LanePlace place = lane_place();
   const int first = work.first_v + place.tile * kTileRows + place.row;
 #pragma unroll
@@ -34,7 +34,7 @@ FLASHQLA_DEVICE std::int64_t element_of(const StateTensor& x, std::int64_t row, 
 
 /// Nothing if there is no such row.
 template <int kDimK>
-__device__ __noinline__ void store_state(const ChunkForwardParams& p, const AdvanceWork& work, const StateTensor& to,
+__device__ __noinline__ void store_state(const OperationParams& p, const AdvanceWork& work, const StateTensor& to,
                                          std::int64_t row, StatePart<kDimK> part) {
   if (row < 0 || row >= to.rows) return;
   for_each_element<kDimK>(p, work, part, [&](const float& x, int k, int v) {
@@ -43,9 +43,9 @@ __device__ __noinline__ void store_state(const ChunkForwardParams& p, const Adva
 }
 
 template <int kDimK>
-FLASHQLA_DEVICE void load_state(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t row, StatePart<kDimK>& part) {
+FLASHQLA_DEVICE void load_state(const OperationParams& p, const AdvanceWork& work, const StateTensor& from, std::int64_t row,
+                                StatePart<kDimK>& part) {
   tile::clear(part.s);
-  const StateTensor& from = p.initial_state;
   if (row < 0 || row >= from.rows) return;
   for_each_element<kDimK>(p, work, part, [&](float& x, int k, int v) {
     x = load_scalar(from.data, from.dtype, element_of(from, row, work.head, k, v));

@@ -1,0 +1,9 @@
+#include "cuda/kernels/chunk_backward/gradients_instances.cuh"
+
+namespace flashqla::cuda {
+
+int start_gradients_f16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream) {
+  return start_gradients<ptx::F16>(params, padded_k, blocks, stream);
+}
+
+}  // namespace flashqla::cuda

@@ -1,0 +1,84 @@
+// Rows and units of the chunks on their way to the stages of a block that goes from chunk to chunk.
+#pragma once
+
+#include "cuda/kernels/chunk_forward/shared.cuh"
+#include "cuda/tile/rows.cuh"
+
+namespace flashqla::cuda {
+
+/// Copies of rows and units to the stages, chunk after chunk: the next one (kStep 1) or the one before (-1).
+template <class Element, int kDimK, int kTiles, int kStep>
+struct StageLoader {
+  static_assert(kStep == 1 || kStep == -1);
+  using Shared = AdvanceShared<kDimK, kTiles>;
+  static constexpr int kThreads = Shared::kThreads;
+  tile::RowCursor<kThreads, kChunkTokens, kDimK> keys, queries;
+  tile::RowCursor<kThreads, kChunkTokens, Shared::kSlab> values;
+  bool direct;  // rows are aligned and there is no column past the end
+
+  /// `value_rows`: rows of V to load beside keys and queries. `first`: the first chunk that is loaded.
+  FLASHQLA_DEVICE StageLoader(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
+                              std::int64_t first)
+      : keys(first_of(p.k, work, work.head_qk, 0, first), p.k.stride_token),
+        queries(first_of(p.q, work, work.head_qk, 0, first), p.q.stride_token),
+        values(first_of(value_rows, work, work.head, work.first_v, first), value_rows.stride_token),
+        direct(p.aligned != 0 && p.dim_k == kDimK && work.first_v + Shared::kSlab <= p.dim_v && work.rows.shift == 0) {}
+
+  static FLASHQLA_DEVICE const Element* first_of(const TokenTensor& x, const AdvanceWork& work, std::int32_t head, int column,
+                                                 std::int64_t chunk) {
+    const std::int64_t row = work.rows.begin + chunk * kChunkTokens;  // direct copies are of sequences without a shift
+    return static_cast<const Element*>(x.data) + offset_of(x, work.rows.batch, row, head) + column;
+  }
+
+  /// Starts the copies of the next chunk. Without 16-byte alignment rows go through the registers.
+  FLASHQLA_DEVICE void load(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
+                            std::int64_t chunk, typename Shared::Stage& stage) {
+    const typename Shared::Rows key_tile{ptx::shared_address(stage.keys)}, query_tile{ptx::shared_address(stage.queries)};
+    const typename Shared::Values value_tile{ptx::shared_address(stage.values)};
+    if (direct && work.rows.tokens(chunk) == kChunkTokens) {
+      keys.copy(key_tile);
+      queries.copy(query_tile);
+      values.copy(value_tile);
+    } else {
+      load_part(p, work, value_rows, chunk, stage);
+      keys.move(1);
+      queries.move(1);
+      values.move(1);
+    }
+    if constexpr (kStep < 0) {
+      keys.move(-2);
+      queries.move(-2);
+      values.move(-2);
+    }
+    const std::byte* unit = p.units + ((work.rows.first_chunk + chunk) * p.heads_v + work.head) * ChunkUnit::kBytes;
+    const std::uint32_t to = ptx::shared_address(stage.unit);
+#pragma unroll
+    for (int i = 0; i < (ChunkUnit::kBytes / 16 + kThreads - 1) / kThreads; ++i) {
+      const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
+      if (at < ChunkUnit::kBytes) ptx::cp_async_16(to + at, unit + at, 16);
+    }
+  }
+
+  static __device__ __noinline__ void load_part(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values,
+                                                std::int64_t chunk, typename Shared::Stage& stage) {
+    const std::int64_t token = work.rows.begin + work.rows.position(chunk);
+    const int tokens = work.rows.tokens(chunk), columns_v = p.dim_v - work.first_v;
+    const auto rows_of = [&](const TokenTensor& x, std::int32_t head, int first, int columns) {
+      return tile::GlobalRows{static_cast<const Element*>(x.data) + offset_of(x, work.rows.batch, token, head) + first,
+                              x.stride_token, tokens, columns};
+    };
+    const tile::GlobalRows key_rows = rows_of(p.k, work.head_qk, 0, p.dim_k), query_rows = rows_of(p.q, work.head_qk, 0, p.dim_k),
+                           value_rows = rows_of(values, work.head, work.first_v, columns_v);
+    if (p.aligned != 0) {
+      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.keys)}, key_rows);
+      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.queries)}, query_rows);
+      tile::copy_rows_async<kThreads>(typename Shared::Values{ptx::shared_address(stage.values)}, value_rows);
+    } else {
+      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.keys, key_rows);
+      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.queries, query_rows);
+      tile::copy_rows<kThreads, kChunkTokens, Shared::kSlab>(stage.values, value_rows);
+    }
+  }
+};
+
+}  // namespace flashqla::cuda
