@@ -1,6 +1,7 @@
 // plan, run and explain of chunk_backward.
 #include <initializer_list>
 
+#include "api/fetched.hpp"
 #include "api/inputs.hpp"
 #include "api/operation.hpp"
 #include "api/states.hpp"
@@ -105,7 +106,15 @@ void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, W
 void run(const Plan<ChunkBackward>& plan, const ChunkBackwardTensors& tensors, Workspace workspace, Stream stream) {
   check_call(plan, workspace, DeviceType::cuda);
   require_absent(tensors.saved, "saved", "only on the CPU");
-  launch(plan, checked(plan.descriptor, tensors, Memory::required), workspace, stream);
+  const ChunkBackwardArguments arguments = checked(plan.descriptor, tensors, Memory::required);
+  if (Fetched::wanted(*plan.chosen)) {
+    Fetched fetched(*plan.chosen, plan.descriptor.problem.device, stream);
+    Sequences sequences = arguments.inputs.sequences;
+    fetched.take(sequences.cu_seqlens);
+    check_offsets(sequences);
+    check_lengths(sequences, plan.descriptor.max_sequence_tokens);
+  }
+  launch(plan, arguments, workspace, stream);
 }
 
 void chunk_backward(const ChunkBackward& descriptor, const ChunkBackwardTensors& tensors) { plan_and_run(descriptor, tensors); }

@@ -1,4 +1,5 @@
 // plan, run and explain of chunk_forward.
+#include "api/fetched.hpp"
 #include "api/inputs.hpp"
 #include "api/operation.hpp"
 #include "api/states.hpp"
@@ -87,6 +88,15 @@ void check_written_rows(const ChunkForwardArguments& arguments, const ChunkForwa
 
 std::int64_t max_writes(const ChunkForward& d) { return d.problem.sequences() + max_stored_states(d); }
 
+/// What depends on the contents of tensors.
+void check_contents(const ChunkForwardArguments& arguments, const ChunkForwardTensors& t, std::byte* scratch) {
+  check_offsets(arguments.inputs.sequences);
+  check_state_indices(arguments.states, t.states, arguments.inputs.problem.sequences());
+  check_prefixes(arguments);
+  check_stored_rows(arguments, t);
+  check_written_rows(arguments, t, scratch);
+}
+
 ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& t, std::byte* scratch, Memory memory) {
   const Problem& p = d.problem;
   Checker checker(memory);
@@ -113,13 +123,18 @@ ChunkForwardArguments checked(const ChunkForward& d, const ChunkForwardTensors& 
   arguments.a = token_view(t.a);
   arguments.saved = static_cast<float*>(t.saved.data);
 
-  if (!checker.complete() || p.device.type != DeviceType::cpu) return arguments;
-  check_offsets(arguments.inputs.sequences);
-  check_state_indices(arguments.states, t.states, p.sequences());
-  check_prefixes(arguments);
-  check_stored_rows(arguments, t);
-  check_written_rows(arguments, t, scratch);
+  if (checker.complete() && p.device.type == DeviceType::cpu) check_contents(arguments, t, scratch);
   return arguments;
+}
+
+void check_fetched(const Plan<ChunkForward>& plan, ChunkForwardArguments arguments, const ChunkForwardTensors& t, Stream stream) {
+  Fetched fetched(*plan.chosen, plan.descriptor.problem.device, stream);
+  fetched.take(arguments.inputs.sequences.cu_seqlens);
+  fetched.take(arguments.states);
+  fetched.take(arguments.stored_rows);
+  fetched.take(arguments.prefix_lengths);
+  std::vector<RowBook::Write> scratch(static_cast<std::size_t>(max_writes(plan.descriptor)));
+  check_contents(arguments, t, reinterpret_cast<std::byte*>(scratch.data()));
 }
 
 }  // namespace
@@ -145,7 +160,9 @@ void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Wor
 void run(const Plan<ChunkForward>& plan, const ChunkForwardTensors& tensors, Workspace workspace, Stream stream) {
   check_call(plan, workspace, DeviceType::cuda);
   require_absent(tensors.saved, "saved", "only on the CPU");
-  launch(plan, checked(plan.descriptor, tensors, nullptr, Memory::required), workspace, stream);
+  const ChunkForwardArguments arguments = checked(plan.descriptor, tensors, nullptr, Memory::required);
+  if (Fetched::wanted(*plan.chosen)) check_fetched(plan, arguments, tensors, stream);
+  launch(plan, arguments, workspace, stream);
 }
 
 void chunk_forward(const ChunkForward& descriptor, const ChunkForwardTensors& tensors) { plan_and_run(descriptor, tensors); }

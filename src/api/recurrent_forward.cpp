@@ -1,4 +1,5 @@
 // plan, run and explain of recurrent_forward.
+#include "api/fetched.hpp"
 #include "api/inputs.hpp"
 #include "api/operation.hpp"
 #include "api/states.hpp"
@@ -62,6 +63,18 @@ void check_written_rows(const RecurrentForwardArguments& arguments, const Recurr
 
 std::int64_t max_writes(const RecurrentForward& d) { return d.problem.sequences() + d.problem.batch * d.problem.tokens; }
 
+/// What depends on the contents of tensors.
+void check_contents(const RecurrentForwardArguments& arguments, const RecurrentForwardTensors& t, std::byte* scratch) {
+  check_offsets(arguments.inputs.sequences);
+  check_state_indices(arguments.states, t.states, arguments.inputs.problem.sequences());
+  if (t.token_rows.present()) {
+    for_each_token_row(arguments, [&](std::int64_t place, std::int64_t row, std::int64_t) {
+      check_row("token_rows", place, row, t.token_states.sizes[0]);
+    });
+  }
+  check_written_rows(arguments, t, scratch);
+}
+
 RecurrentForwardArguments checked(const RecurrentForward& d, const RecurrentForwardTensors& t, std::byte* scratch,
                                   Memory memory) {
   const Problem& p = d.problem;
@@ -80,16 +93,18 @@ RecurrentForwardArguments checked(const RecurrentForward& d, const RecurrentForw
   arguments.token_states = state_view(t.token_states, p.state_layout);
   arguments.token_rows = index_view(t.token_rows);
 
-  if (!checker.complete() || p.device.type != DeviceType::cpu) return arguments;
-  check_offsets(arguments.inputs.sequences);
-  check_state_indices(arguments.states, t.states, p.sequences());
-  if (t.token_rows.present()) {
-    for_each_token_row(arguments, [&](std::int64_t place, std::int64_t row, std::int64_t) {
-      check_row("token_rows", place, row, t.token_states.sizes[0]);
-    });
-  }
-  check_written_rows(arguments, t, scratch);
+  if (checker.complete() && p.device.type == DeviceType::cpu) check_contents(arguments, t, scratch);
   return arguments;
+}
+
+void check_fetched(const Plan<RecurrentForward>& plan, RecurrentForwardArguments arguments, const RecurrentForwardTensors& t,
+                   Stream stream) {
+  Fetched fetched(*plan.chosen, plan.descriptor.problem.device, stream);
+  fetched.take(arguments.inputs.sequences.cu_seqlens);
+  fetched.take(arguments.states);
+  fetched.take(arguments.token_rows);
+  std::vector<RowBook::Write> scratch(static_cast<std::size_t>(max_writes(plan.descriptor)));
+  check_contents(arguments, t, reinterpret_cast<std::byte*>(scratch.data()));
 }
 
 }  // namespace
@@ -113,7 +128,9 @@ void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tens
 
 void run(const Plan<RecurrentForward>& plan, const RecurrentForwardTensors& tensors, Workspace workspace, Stream stream) {
   check_call(plan, workspace, DeviceType::cuda);
-  launch(plan, checked(plan.descriptor, tensors, nullptr, Memory::required), workspace, stream);
+  const RecurrentForwardArguments arguments = checked(plan.descriptor, tensors, nullptr, Memory::required);
+  if (Fetched::wanted(*plan.chosen)) check_fetched(plan, arguments, tensors, stream);
+  launch(plan, arguments, workspace, stream);
 }
 
 void recurrent_forward(const RecurrentForward& descriptor, const RecurrentForwardTensors& tensors) {

@@ -21,4 +21,8 @@ std::string_view state_walk();
 /// consumer cards); 0 when unset.
 int cuda_shared_kb();
 
+/// FLASHQLA_CUDA_CHECK: anything but unset, empty and "0" brings offsets and rows of CUDA calls to the host and checks them
+/// there, as those of CPU calls always are. Every call then waits for its stream.
+bool check_device_indices();
+
 }  // namespace flashqla::environment

@@ -23,7 +23,7 @@ constexpr detail::Operation<RecurrentForward, RecurrentForwardArguments> kRecurr
     recurrent_forward_refusal, recurrent_forward_workspace, nullptr, false, launch_recurrent_forward};
 
 constexpr Implementation kPortable{"cuda-portable",   missing_device,   kChunkForward, kChunkBackward,
-                                   kRecurrentForward, DeviceType::cuda};
+                                   kRecurrentForward, DeviceType::cuda, fetch};
 
 }  // namespace
 

@@ -32,6 +32,8 @@ struct Implementation {
   Operation<ChunkBackward, ChunkBackwardArguments> chunk_backward;
   Operation<RecurrentForward, RecurrentForwardArguments> recurrent_forward;
   DeviceType device = DeviceType::cpu;
+  /// On a CUDA device: copies bytes of its memory to the host once the work on the stream is done, and waits for that.
+  void (*fetch)(Device, void* to, const void* from, std::size_t bytes, Stream) = nullptr;
 };
 
 std::span<const Implementation* const> implementations();

@@ -76,6 +76,13 @@ DeviceProperties properties_of(int device) {
   return result;
 }
 
+void fetch(Device device, void* to, const void* from, std::size_t bytes, Stream stream) {
+  const DeviceScope scope(device.index);
+  const auto native = static_cast<cudaStream_t>(stream.handle);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, native), "reading indices for FLASHQLA_CUDA_CHECK");
+  check(cudaStreamSynchronize(native), "reading indices for FLASHQLA_CUDA_CHECK");
+}
+
 DeviceScope::DeviceScope(int device) {
   int current = 0;
   check(cudaGetDevice(&current), "the current CUDA device");

@@ -1,8 +1,11 @@
 // What the host asks of CUDA: devices, errors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "flashqla/types.hpp"
 
 namespace flashqla::cuda {
 
@@ -14,6 +17,9 @@ std::string missing_device();
 
 /// Empty if there is a device of that number and of capability 8.0 or newer, else the reason to refuse it.
 std::string refuse_device(int device);
+
+/// Copies memory of the device to the host when the work on the stream is done, and waits for that.
+void fetch(Device device, void* to, const void* from, std::size_t bytes, Stream stream);
 
 struct DeviceProperties {
   int multiprocessors;
