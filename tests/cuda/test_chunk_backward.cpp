@@ -10,7 +10,6 @@
 namespace flashqla::test {
 namespace {
 
-constexpr DType kDTypes[] = {DType::bf16, DType::f16};
 const char* const kTokenGradients[] = {"d_q", "d_k", "d_v", "d_g", "d_beta"};
 
 /// The case as the kernels take it.
@@ -22,47 +21,11 @@ Case taken(Case c) {
 }
 Case backward_case(const std::string& text) { return parse_case("op=backward " + text); }
 
-TEST(ChunkBackward, Lengths) {
-  for (std::int64_t T = 0; T <= 193; ++T) {
-    Case c = backward_case("Hq=1 Hv=2");
-    c.T = T;
-    c.K = T % 5 == 4 ? 64 : 16;
-    c.V = T % 7 == 3 ? 48 : 16;
-    c.dtype = kDTypes[T % 2];
-    c.initial = T % 3 == 0;
-    c.d_final = T % 4 < 2;
-    c.l2norm = T % 3 == 1;
-    c.seed = static_cast<std::uint64_t>(T) + 1;
-    EXPECT_EQ(faults_of(c), "");
-  }
-}
+TEST(ChunkBackward, Lengths) { expect_lengths(backward_case("Hq=1 Hv=2")); }
 
-TEST(ChunkBackward, Widths) {
-  for (std::int64_t K : {16, 48, 64, 80, 128, 144, 192, 256}) {
-    for (std::int64_t V : {16, 32, 48, 64, 112, 128, 256}) {
-      Case c = backward_case("T=150 Hq=1 Hv=1 initial=1 d_final=1");
-      c.K = K;
-      c.V = V;
-      c.dtype = kDTypes[(K + V) / 16 % 2];
-      EXPECT_EQ(faults_of(c), "");
-    }
-  }
-}
+TEST(ChunkBackward, Widths) { expect_widths(backward_case("T=150 Hq=1 Hv=1 initial=1 d_final=1")); }
 
-TEST(ChunkBackward, HardData) {
-  for (Data data : {Data::usual, Data::strong_decay, Data::no_decay, Data::growth, Data::forget, Data::beta_zero, Data::beta_two,
-                    Data::repeated_keys, Data::unnormalised}) {
-    for (DType dtype : kDTypes) {
-      for (std::int64_t T : {70, 300}) {
-        Case c = backward_case("Hq=1 Hv=2 K=128 V=64 d_final=1");
-        c.T = T;
-        c.data = data;
-        c.dtype = dtype;
-        EXPECT_EQ(faults_of(c), "");
-      }
-    }
-  }
-}
+TEST(ChunkBackward, HardData) { expect_hard_data(backward_case("Hq=1 Hv=2 K=128 V=64 d_final=1")); }
 
 TEST(ChunkBackward, Options) { expect_option_pairs(Op::backward, backward_options(), 200, taken); }
 
@@ -70,7 +33,7 @@ TEST(ChunkBackward, Cases) { expect_table_cases(Op::backward, taken); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkBackward, APackedSequenceIsTheSequenceAlone) {
-  for (DType dtype : kDTypes) {
+  for (DType dtype : kChunkDTypes) {
     std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
     lengths.resize(40, 70);
     Case c = with_lengths(backward_case("Hq=2 Hv=4 K=128 V=128 initial=1 d_final=1"), lengths, 70);

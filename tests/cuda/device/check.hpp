@@ -61,4 +61,49 @@ void expect_option_pairs(Op op, const std::vector<Option>& options, std::uint64_
   for (const Case& c : pairwise(base, options, seed)) EXPECT_EQ(faults_of(taken(c)), "");
 }
 
+inline constexpr DType kChunkDTypes[] = {DType::bf16, DType::f16};
+
+/// Every length up to three chunks and a token, of the chunked operation and options of `base`.
+inline void expect_lengths(const Case& base) {
+  for (std::int64_t T = 0; T <= 193; ++T) {
+    Case c = base;
+    c.T = T;
+    c.K = T % 5 == 4 ? 64 : 16;
+    c.V = T % 7 == 3 ? 48 : 16;
+    c.dtype = kChunkDTypes[T % 2];
+    c.initial = T % 3 == 0;
+    c.d_final = T % 4 < 2;
+    c.l2norm = T % 3 == 1;
+    c.seed = static_cast<std::uint64_t>(T) + 1;
+    EXPECT_EQ(faults_of(c), "");
+  }
+}
+
+inline void expect_widths(const Case& base) {
+  for (std::int64_t K : {16, 48, 64, 80, 128, 144, 192, 256}) {
+    for (std::int64_t V : {16, 32, 48, 64, 112, 128, 256}) {
+      Case c = base;
+      c.K = K;
+      c.V = V;
+      c.dtype = kChunkDTypes[(K + V) / 16 % 2];
+      EXPECT_EQ(faults_of(c), "");
+    }
+  }
+}
+
+inline void expect_hard_data(const Case& base) {
+  for (Data data : {Data::usual, Data::strong_decay, Data::no_decay, Data::growth, Data::forget, Data::beta_zero, Data::beta_two,
+                    Data::repeated_keys, Data::unnormalised}) {
+    for (DType dtype : kChunkDTypes) {
+      for (std::int64_t T : {70, 300}) {
+        Case c = base;
+        c.T = T;
+        c.data = data;
+        c.dtype = dtype;
+        EXPECT_EQ(faults_of(c), "");
+      }
+    }
+  }
+}
+
 }  // namespace flashqla::test

@@ -195,7 +195,6 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
                                    Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
   using Shared = AdvanceShared<kDimK, kTiles>;
   const LanePlace place = lane_place();
-  const typename Shared::Rows keys{ptx::shared_address(stage.keys)};
   const typename Shared::Values d_o{ptx::shared_address(stage.values)};
   tile::Accumulator de[4], d_e[4];
   project_tokens<Element, kDimK, kTiles, false>(stage, exchange, place, part, de, d_e);
@@ -212,19 +211,7 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   tile::FragmentA left[2], rest[2];
   leave_updates<Element>(stage.unit, to, place, d_e, left, rest);
   ptx::named_barrier(place.barrier(2), 64);  // updates, for the other warp
-
-  const float total = *reinterpret_cast<const float*>(stage.unit + ChunkUnit::kTotal);
-#pragma unroll
-  for (tile::Accumulator& s : part.s) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s.c[i] *= total;
-  }
-  const tile::BlockAddresses<kChunkTokens, kDimK> addresses =
-      tile::from_column(tile::addresses_b_transposed(keys), place.half * (kDimK / 2));
-  if (place.half == 1) exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, 0, left, rest, part);
-  exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, kHalfTokens, left, rest, part);
+  update_with_keys<Element, kDimK, kTiles>(stage, place, own, left, rest, part);
   add_query_updates<Element, kDimK, kTiles>(stage, place, part);
   store_value_gradients<Element>(p, work, chunk, place, stage.unit, exchange[place.own()].output, d_e);
 }
@@ -232,29 +219,13 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
 template <class Element, int kDimK, int kTiles>
 FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const AdvanceWork& work,
                                       AdvanceShared<kDimK, kTiles>& shared) {
-  constexpr int kThreads = AdvanceShared<kDimK, kTiles>::kThreads;
+  using Stage = typename AdvanceShared<kDimK, kTiles>::Stage;
   StatePart<kDimK> part;
   load_state<kDimK>(p, work, p.d_final_state, p.d_final_state.data != nullptr ? work.sequence : -1, part);
-  const std::int64_t chunks = work.rows.chunks();
-  const int stages = p.stages;
-  StageLoader<Element, kDimK, kTiles, -1> loader(p, work, p.d_o, chunks - 1);
-  if (chunks > 0) loader.load(p, work, p.d_o, chunks - 1, shared.stages[0]);
-  ptx::cp_async_commit();
-  for (std::int64_t turn = 0; turn < chunks; ++turn) {
-    const std::int64_t chunk = chunks - 1 - turn;
-    ptx::cp_async_wait<0>();
-    // As in advance_sequence: this chunk's stage is full, and all have left the other.
-    ptx::named_barrier(0, kThreads);
-    if (stages > 1 && chunk > 0) loader.load(p, work, p.d_o, chunk - 1, shared.stages[(turn + 1) % 2]);
-    ptx::cp_async_commit();
+  walk_chunks<Element, kDimK, kTiles, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, const Stage& stage) {
     keep_state<kDimK>(p.d_kept, p, work, chunk, part);
-    retreat_chunk<Element, kDimK, kTiles>(p, work, chunk, shared.stages[stages > 1 ? turn % 2 : 0], shared.exchange, part);
-    if (stages == 1) {
-      ptx::named_barrier(0, kThreads);  // all have left the only stage
-      if (chunk > 0) loader.load(p, work, p.d_o, chunk - 1, shared.stages[0]);
-      ptx::cp_async_commit();
-    }
-  }
+    retreat_chunk<Element, kDimK, kTiles>(p, work, chunk, stage, shared.exchange, part);
+  });
   if (p.d_initial_state.data != nullptr) store_state<kDimK>(p, work, p.d_initial_state, work.sequence, part);
 }
 

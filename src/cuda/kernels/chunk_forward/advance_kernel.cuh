@@ -152,6 +152,27 @@ FLASHQLA_DEVICE void project_tokens(const typename AdvanceShared<kDimK, kTiles>:
   }
 }
 
+/// S^T (or its gradient) = total S^T + updates K, from the own tokens' updates and those that the other warp has left. In the
+/// order of the tokens, whichever warp has them: sums are made alike in all columns of K.
+template <class Element, int kDimK, int kTiles>
+FLASHQLA_DEVICE void update_with_keys(const typename AdvanceShared<kDimK, kTiles>::Stage& stage, const LanePlace& place,
+                                      Answer& own, tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2],
+                                      StatePart<kDimK>& part) {
+  const typename AdvanceShared<kDimK, kTiles>::Rows keys{ptx::shared_address(stage.keys)};
+  const float total = *reinterpret_cast<const float*>(stage.unit + ChunkUnit::kTotal);
+#pragma unroll
+  for (tile::Accumulator& s : part.s) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s.c[i] *= total;
+  }
+  const tile::BlockAddresses<kChunkTokens, kDimK> addresses =
+      tile::from_column(tile::addresses_b_transposed(keys), place.half * (kDimK / 2));
+  if (place.half == 1) exchange_updates(own, left, rest);
+  update_state<Element, kDimK>(addresses, 0, left, rest, part);
+  exchange_updates(own, left, rest);
+  update_state<Element, kDimK>(addresses, kHalfTokens, left, rest, part);
+}
+
 /// kKeeps: what chunk_backward wants is kept, in place of the outputs.
 template <class Element, int kDimK, int kTiles, bool kKeeps>
 FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t chunk,
@@ -159,7 +180,6 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
                                    Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
   using Shared = AdvanceShared<kDimK, kTiles>;
   const LanePlace place = lane_place();
-  const typename Shared::Rows keys{ptx::shared_address(stage.keys)};
   const typename Shared::Values values{ptx::shared_address(stage.values)};
   tile::Accumulator sk[4], o[4];
   project_tokens<Element, kDimK, kTiles, !kKeeps>(stage, exchange, place, part, sk, o);
@@ -174,56 +194,56 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
     add_scores(stage.unit, own, place, scale, ratio, e, o);
   }
 
-  const float total = *reinterpret_cast<const float*>(stage.unit + ChunkUnit::kTotal);
-#pragma unroll
-  for (tile::Accumulator& s : part.s) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s.c[i] *= total;
-  }
-  const tile::BlockAddresses<kChunkTokens, kDimK> addresses =
-      tile::from_column(tile::addresses_b_transposed(keys), place.half * (kDimK / 2));
-  // In the order of the tokens, whichever warp has them: sums are made alike in all columns of K.
-  if (place.half == 1) exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, 0, left, rest, part);
-  exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, kHalfTokens, left, rest, part);
+  update_with_keys<Element, kDimK, kTiles>(stage, place, own, left, rest, part);
   if constexpr (!kKeeps) store_rows<Element>(p, work, p.o, place, chunk, exchange[place.own()].output, o);
+}
+
+/// Calls body(chunk, stage) for every chunk of the sequence, first to last (kStep 1) or last to first (-1), with the rows of the
+/// next one on their way.
+template <class Element, int kDimK, int kTiles, int kStep, class Body>
+FLASHQLA_DEVICE void walk_chunks(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values,
+                                 AdvanceShared<kDimK, kTiles>& shared, const Body& body) {
+  constexpr int kThreads = AdvanceShared<kDimK, kTiles>::kThreads;
+  const std::int64_t chunks = work.rows.chunks();
+  const auto chunk_of = [&](std::int64_t turn) { return kStep > 0 ? turn : chunks - 1 - turn; };
+  const int stages = p.stages;
+  StageLoader<Element, kDimK, kTiles, kStep> loader(p, work, values, chunk_of(0));
+  if (chunks > 0) loader.load(p, work, values, chunk_of(0), shared.stages[0]);
+  ptx::cp_async_commit();
+  for (std::int64_t turn = 0; turn < chunks; ++turn) {
+    ptx::cp_async_wait<0>();
+    // This chunk's stage is full, from all threads; and all have left the other stage, which is filled next.
+    ptx::named_barrier(0, kThreads);
+    if (stages > 1 && turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared.stages[(turn + 1) % 2]);
+    ptx::cp_async_commit();
+    body(chunk_of(turn), shared.stages[stages > 1 ? turn % 2 : 0]);
+    if (stages == 1) {
+      ptx::named_barrier(0, kThreads);  // all have left the only stage
+      if (turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared.stages[0]);
+      ptx::cp_async_commit();
+    }
+  }
 }
 
 template <class Element, int kDimK, int kTiles, bool kKeeps>
 FLASHQLA_DEVICE void advance_sequence(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t read, std::int64_t write,
                                       AdvanceShared<kDimK, kTiles>& shared) {
+  using Stage = typename AdvanceShared<kDimK, kTiles>::Stage;
   StatePart<kDimK> part;
   load_state<kDimK>(p, work, p.initial_state, read, part);
   StateStore<kDimK> stored(p, work);
-  const std::int64_t chunks = work.rows.chunks();
-  constexpr int kThreads = AdvanceShared<kDimK, kTiles>::kThreads;
-  const int stages = p.stages;
-  StageLoader<Element, kDimK, kTiles, 1> loader(p, work, p.v, 0);
-  if (chunks > 0) loader.load(p, work, p.v, 0, shared.stages[0]);
-  ptx::cp_async_commit();
-  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    ptx::cp_async_wait<0>();
-    // This chunk's stage is full, from all threads; and all have left the other stage, which is filled next.
-    ptx::named_barrier(0, kThreads);
-    if (stages > 1 && chunk + 1 < chunks) loader.load(p, work, p.v, chunk + 1, shared.stages[(chunk + 1) % 2]);
-    ptx::cp_async_commit();
+  walk_chunks<Element, kDimK, kTiles, 1>(p, work, p.v, shared, [&](std::int64_t chunk, const Stage& stage) {
     if constexpr (kKeeps) {
       keep_state<kDimK>(p.kept, p, work, chunk, part);
     } else {
       stored.before(p, work, part);
     }
-    advance_chunk<Element, kDimK, kTiles, kKeeps>(p, work, chunk, shared.stages[stages > 1 ? chunk % 2 : 0], shared.exchange,
-                                                  part);
-    if (stages == 1) {
-      ptx::named_barrier(0, kThreads);  // all have left the only stage
-      if (chunk + 1 < chunks) loader.load(p, work, p.v, chunk + 1, shared.stages[0]);
-      ptx::cp_async_commit();
+    advance_chunk<Element, kDimK, kTiles, kKeeps>(p, work, chunk, stage, shared.exchange, part);
+    if constexpr (!kKeeps) {
+      const bool whole = (work.rows.shift + work.rows.position(chunk) + work.rows.tokens(chunk)) % kChunkTokens == 0;
+      stored.after(p, work, whole, part);
     }
-    if constexpr (kKeeps) continue;
-    const bool whole = (work.rows.shift + work.rows.position(chunk) + work.rows.tokens(chunk)) % kChunkTokens == 0;
-    stored.after(p, work, whole, part);
-  }
+  });
   if constexpr (!kKeeps) store_state<kDimK>(p, work, p.final_state, write, part);
 }
 
