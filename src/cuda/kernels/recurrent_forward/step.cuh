@@ -57,24 +57,24 @@ FLASHQLA_DEVICE float2 scatter_sums(float2 (&x)[kCount]) {
   return x[0];
 }
 
-/// A stronger decay is taken in two factors: its exponential alone may be no normal number, while the state may be so large that
-/// the product is one.
-constexpr float kFarDecay = -80.0f;
+/// A stronger decay, or growth, is taken in two factors: its exponential alone may be no normal number, while the state may be of
+/// a size that makes the product one.
+constexpr float kFarDecay = 80.0f;
 
-/// exp of the token's log decay down to kFarDecay; what is beyond is taken from the state here.
+/// exp of the token's log decay up to kFarDecay; what is beyond is taken from the state here.
 template <int kGroups, int kOuter, int kInner>
 FLASHQLA_DEVICE float take_decay(const RecurrentParams& p, const Token<kGroups>& token, float4 (&s)[kOuter][kInner]) {
-  const float log_decay = log_decay_of(p, token);
-  const bool far = log_decay < kFarDecay;
-  if (far) {
-    const float factor = expf(log_decay - kFarDecay);
+  float log_decay = log_decay_of(p, token);
+  if (fabsf(log_decay) > kFarDecay) {
+    const float near = copysignf(kFarDecay, log_decay), factor = expf(log_decay - near);
+    log_decay = near;
 #pragma unroll
     for (auto& vectors : s) {
 #pragma unroll
       for (float4& x : vectors) x = {factor * x.x, factor * x.y, factor * x.z, factor * x.w};
     }
   }
-  return expf(far ? kFarDecay : log_decay);
+  return block::nearest_exp(log_decay);
 }
 
 template <int kGroups>

@@ -89,6 +89,20 @@ inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 using std::max;
 using std::min;
+
+/// Functions that a device does not round correctly, for which a kernel may not take them: between half a unit and one and a half
+/// in the last place off, up or down by a hash of the result, unless the result is a float.
+namespace flashqla::cuda {
+inline float nearly(double exact) {
+  const auto x = static_cast<float>(exact);
+  if (x == exact || !std::isnormal(x)) return x;
+  const unsigned bits = __float_as_uint(x);
+  return __uint_as_float((bits * 0x9e3779b1u >> 31) != 0 ? bits + 1 : bits - 1);
+}
+inline float expf(float x) { return nearly(std::exp(double{x})); }
+inline float exp2f(float x) { return nearly(std::exp2(double{x})); }
+inline float log1pf(float x) { return nearly(std::log1p(double{x})); }
+inline float rsqrtf(float x) { return nearly(1.0 / std::sqrt(double{x})); }
+}  // namespace flashqla::cuda
