@@ -33,7 +33,7 @@ TEST(ChunkBackward, Cases) { expect_table_cases(Op::backward, taken); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkBackward, APackedSequenceIsTheSequenceAlone) {
-  for (DType dtype : kChunkDTypes) {
+  for (DType dtype : {DType::bf16, DType::f16}) {
     std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
     lengths.resize(40, 70);
     Case c = with_lengths(backward_case("Hq=2 Hv=4 K=128 V=128 initial=1 d_final=1"), lengths, 70);

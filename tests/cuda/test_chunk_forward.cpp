@@ -12,22 +12,15 @@
 namespace flashqla::test {
 namespace {
 
-/// The case as the kernels take it.
-Case taken(Case c) {
-  c = with_widths(c);
-  if (c.dtype != DType::f16) c.dtype = DType::bf16;
-  return c;
-}
-
 TEST(ChunkForward, Lengths) { expect_lengths(parse_case("Hq=1 Hv=2")); }
 
 TEST(ChunkForward, Widths) { expect_widths(parse_case("T=150 Hq=1 Hv=1 initial=1")); }
 
 TEST(ChunkForward, HardData) { expect_hard_data(parse_case("Hq=1 Hv=2 K=128 V=64")); }
 
-TEST(ChunkForward, Options) { expect_option_pairs(Op::forward, forward_options(), 100, taken); }
+TEST(ChunkForward, Options) { expect_option_pairs(Op::forward, forward_options(), 100, with_widths); }
 
-TEST(ChunkForward, Cases) { expect_table_cases(Op::forward, taken); }
+TEST(ChunkForward, Cases) { expect_table_cases(Op::forward, with_widths); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkForward, APackedSequenceIsTheSequenceAlone) {
@@ -49,17 +42,20 @@ TEST(ChunkForward, APackedSequenceIsTheSequenceAlone) {
 }
 
 TEST(ChunkForward, ASplitSequenceIsTheWhole) {
-  Case c = parse_case("T=256 Hq=1 Hv=2 K=64 V=48 dtype=bf16 initial=1");
-  const Tensors inputs = make_inputs(c);
-  const Values whole = run_on_cuda(c, inputs);
-  for (std::int64_t at : {0, 64, 128, 192, 256}) {
-    Part first = token_range(c, inputs, 0, at), second = token_range(c, inputs, at, c.T - at);
-    const Values a = run_on_cuda(first.c, first.inputs);
-    second.inputs["initial_state"] = inputs.at("initial_state").clone();
-    second.inputs.at("initial_state").set_values(a.at("final_state"));
-    Values joined = run_on_cuda(second.c, second.inputs);
-    joined.at("o").insert(joined.at("o").begin(), a.at("o").begin(), a.at("o").end());
-    EXPECT_EQ(bit_differences(joined, whole), "") << "split at " << at;
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    Case c = parse_case("T=256 Hq=1 Hv=2 K=64 V=48 initial=1");
+    c.dtype = dtype;
+    const Tensors inputs = make_inputs(c);
+    const Values whole = run_on_cuda(c, inputs);
+    for (std::int64_t at : {0, 64, 128, 192, 256}) {
+      Part first = token_range(c, inputs, 0, at), second = token_range(c, inputs, at, c.T - at);
+      const Values a = run_on_cuda(first.c, first.inputs);
+      second.inputs["initial_state"] = inputs.at("initial_state").clone();
+      second.inputs.at("initial_state").set_values(a.at("final_state"));
+      Values joined = run_on_cuda(second.c, second.inputs);
+      joined.at("o").insert(joined.at("o").begin(), a.at("o").begin(), a.at("o").end());
+      EXPECT_EQ(bit_differences(joined, whole), "") << "split at " << at;
+    }
   }
 }
 
@@ -96,8 +92,9 @@ TEST(ChunkForward, FarFromOne) {
   }
 }
 
-TEST(ChunkForward, NanStaysInItsHeadAndSequence) {
-  const Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16 initial=1"), {100, 64, 30});
+void expect_nan_stays(DType dtype) {
+  Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=32 initial=1"), {100, 64, 30});
+  c.dtype = dtype;
   const Tensors usual = make_inputs(c);
   const Values clean = run_on_cuda(c, usual);
   Tensors inputs = usual;
@@ -117,6 +114,10 @@ TEST(ChunkForward, NanStaysInItsHeadAndSequence) {
     if (n == 1) continue;
     EXPECT_EQ(rows_of(values.at("final_state"), 3, n, 1), rows_of(clean.at("final_state"), 3, n, 1));
   }
+}
+
+TEST(ChunkForward, NanStaysInItsHeadAndSequence) {
+  for (DType dtype : {DType::bf16, DType::f32}) expect_nan_stays(dtype);
 }
 
 /// A pack without sequences: all rows lie past the last offset.
@@ -147,21 +148,22 @@ TEST(ChunkForward, WrongPrefixesStayInside) {
 
 /// As on a card with 99 KB of shared memory a block.
 TEST(ChunkForward, LittleSharedMemory) {
-  setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
-  for (std::int64_t K : {64, 128, 256}) {
-    for (std::int64_t V : {16, 128}) {
-      Case c = parse_case("T=200 Hq=1 Hv=2 dtype=bf16 initial=1");
-      c.K = K;
-      c.V = V;
-      const Tensors inputs = make_inputs(c);
-      const Values small = run_on_cuda(c, inputs);
-      unsetenv("FLASHQLA_CUDA_SHARED_KB");
-      EXPECT_EQ(bit_differences(small, run_on_cuda(c, inputs)), "") << "K=" << K << " V=" << V;
-      setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
-      EXPECT_EQ(faults_of(c), "");
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    for (std::int64_t K : {64, 128, 256}) {
+      for (std::int64_t V : {16, 128}) {
+        Case c = parse_case("T=200 Hq=1 Hv=2 initial=1");
+        c.dtype = dtype;
+        c.K = K;
+        c.V = V;
+        const Tensors inputs = make_inputs(c);
+        setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
+        const Values small = run_on_cuda(c, inputs);
+        EXPECT_EQ(faults_of(c), "");
+        unsetenv("FLASHQLA_CUDA_SHARED_KB");
+        EXPECT_EQ(bit_differences(small, run_on_cuda(c, inputs)), "") << "K=" << K << " V=" << V;
+      }
     }
   }
-  unsetenv("FLASHQLA_CUDA_SHARED_KB");
 }
 
 /// Copies a case's inputs over those of another that have been placed.
@@ -177,9 +179,10 @@ void replace(DeviceMover& mover, const Tensors& placed, const Tensors& by) {
 }
 
 /// A graph captured at the first call, with no warm-up, and replayed with other offsets and data equals an eager call with those.
-TEST(ChunkForward, AGraphFollowsTheContents) {
-  const Case first = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=64 dtype=bf16 initial=1 stored=every states_every=64"),
-                                  {64, 0, 130, 1, 17, 300}, 70);
+void expect_graph_follows(DType dtype) {
+  Case first =
+      with_lengths(parse_case("Hq=1 Hv=2 K=64 V=64 initial=1 stored=every states_every=64"), {64, 0, 130, 1, 17, 300}, 70);
+  first.dtype = dtype;
   Case second = with_lengths(first, {0, 200, 12, 80, 200, 20}, 70);
   second.seed = 2;
   const Tensors inputs = make_inputs(first), others = make_inputs(second);
@@ -211,12 +214,19 @@ TEST(ChunkForward, AGraphFollowsTheContents) {
   cuda::check(cudaGraphDestroy(graph), "graph");
 }
 
+TEST(ChunkForward, AGraphFollowsTheContents) {
+  for (DType dtype : {DType::bf16, DType::f32}) expect_graph_follows(dtype);
+}
+
 /// Offsets that decrease or lead outside: nothing outside the tensors is touched, and the call ends.
 TEST(ChunkForward, WrongOffsetsStayInside) {
-  Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=64 dtype=bf16 initial=1"), {64, 36, 100}, 0);
-  Tensors inputs = make_inputs(c);
-  inputs.at("cu_seqlens").set_values({-50, 900, 100, 1 << 20});
-  EXPECT_NO_THROW(run_on_cuda(c, inputs));
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    Case c = with_lengths(parse_case("Hq=1 Hv=2 K=64 V=64 initial=1"), {64, 36, 100}, 0);
+    c.dtype = dtype;
+    Tensors inputs = make_inputs(c);
+    inputs.at("cu_seqlens").set_values({-50, 900, 100, 1 << 20});
+    EXPECT_NO_THROW(run_on_cuda(c, inputs));
+  }
 }
 
 }  // namespace

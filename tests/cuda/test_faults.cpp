@@ -45,16 +45,18 @@ TEST(Faults, D05_memory_of_a_forward) {
   for (const char* text :
        {"T=512", "T=32768", "B=8 T=1024", "T=131072", "lengths=32768+512+512+512", "lengths=1+0+1+1+64+1 slack=9"}) {
     for (const std::int64_t heads_v : {16, 32, 64}) {
-      Case c = parse_case(text);
-      c.Hq = 16;
-      c.Hv = heads_v;
-      c.K = c.V = 128;
-      c.dtype = DType::bf16;
-      Problem problem = problem_of(c);
-      problem.device = {DeviceType::cuda, 0};
-      const std::int64_t o = c.B * c.T * c.Hv * c.V * 2, states = problem.sequences() * c.Hv * c.K * c.V * 4;
-      const auto bytes = static_cast<double>(plan(ChunkForward{problem}).workspace_bytes);
-      EXPECT_LE(bytes, 1.6 * static_cast<double>(o + states)) << to_text(c);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Case c = parse_case(text);
+        c.Hq = 16;
+        c.Hv = heads_v;
+        c.K = c.V = 128;
+        c.dtype = dtype;
+        Problem problem = problem_of(c);
+        problem.device = {DeviceType::cuda, 0};
+        const std::int64_t o = c.B * c.T * c.Hv * c.V * element_bytes(dtype), states = problem.sequences() * c.Hv * c.K * c.V * 4;
+        const auto bytes = static_cast<double>(plan(ChunkForward{problem}).workspace_bytes);
+        EXPECT_LE(bytes, 1.6 * static_cast<double>(o + states)) << to_text(c);
+      }
     }
   }
 }

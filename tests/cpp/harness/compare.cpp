@@ -77,7 +77,9 @@ double bound_of(const Case& c, const std::string& output, DType output_dtype, do
   const DType coarsest = coarseness(output_dtype) > coarseness(c.dtype) ? output_dtype : c.dtype;
   if (output == "g_cumulative") return tolerance("fp32.smallest");
   if (coarsest == DType::f32 || coarsest == DType::f64) {
-    const double bound = std::max(tolerance("fp32.smallest"), tolerance("fp32.recurrence_factor") * recurrence);
+    const bool chunks_on_device = tests_a_device() && c.op != Op::recurrent;
+    const double smallest = tolerance(chunks_on_device ? "fp32.smallest_of_chunks_on_cuda" : "fp32.smallest");
+    const double bound = std::max(smallest, tolerance("fp32.recurrence_factor") * recurrence);
     return is_gradient(output) ? bound * tolerance("fp32.gradient_factor") : bound;
   }
   const char* kind = output == "d_g"       ? "bf16.d_g_of_a_head"

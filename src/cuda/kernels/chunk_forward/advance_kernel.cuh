@@ -8,16 +8,6 @@
 
 namespace flashqla::cuda {
 
-/// o of a sequence that is padding.
-template <int kSlab>
-FLASHQLA_DEVICE void zero_output(const ChunkForwardParams& p, const AdvanceWork& work) {
-  const int left = p.dim_v - work.first_v, columns = left < kSlab ? left : kSlab;
-  for (std::int64_t at = threadIdx.x; at < work.rows.length * columns; at += blockDim.x) {
-    const std::int64_t row = work.rows.begin + at / columns;
-    static_cast<std::uint16_t*>(p.o.data)[offset_of(p.o, work.rows.batch, row, work.head) + work.first_v + at % columns] = 0;
-  }
-}
-
 template <int kCount, int kMost>
 FLASHQLA_DEVICE void load_fragments(const uint4 (&from)[kMost][32], tile::FragmentA (&f)[kCount]) {
   static_assert(kCount <= kMost, "the exchange has memory for K = 256");
@@ -231,34 +221,18 @@ FLASHQLA_DEVICE void advance_sequence(const ChunkForwardParams& p, const Advance
   using Stage = typename AdvanceShared<kDimK, kTiles>::Stage;
   StatePart<kDimK> part;
   load_state<kDimK>(p, work, p.initial_state, read, part);
-  StateStore<kDimK> stored(p, work);
+  StateStore stored(p, work);
+  const auto save = [&](const StateTensor& to, std::int64_t row) { store_state<kDimK>(p, work, to, row, part); };
   walk_chunks<Element, kDimK, kTiles, 1>(p, work, p.v, shared, [&](std::int64_t chunk, const Stage& stage) {
     if constexpr (kKeeps) {
       keep_state<kDimK>(p.kept, p, work, chunk, part);
     } else {
-      stored.before(p, work, part);
+      stored.before(p, save);
     }
     advance_chunk<Element, kDimK, kTiles, kKeeps>(p, work, chunk, stage, shared.exchange, part);
-    if constexpr (!kKeeps) {
-      const bool whole = (work.rows.shift + work.rows.position(chunk) + work.rows.tokens(chunk)) % kChunkTokens == 0;
-      stored.after(p, work, whole, part);
-    }
+    if constexpr (!kKeeps) stored.after(p, work, chunk, save);
   });
   if constexpr (!kKeeps) store_state<kDimK>(p, work, p.final_state, write, part);
-}
-
-/// What block `index` works on, sequences in the order of the table.
-template <int kSlab>
-FLASHQLA_DEVICE AdvanceWork advance_work(const ChunkForwardParams& p, std::int64_t index) {
-  const std::int64_t slabs = (p.dim_v + kSlab - 1) / kSlab;
-  AdvanceWork work;
-  work.first_v = static_cast<int>(index % slabs) * kSlab;
-  work.head = static_cast<std::int32_t>(index / slabs % p.heads_v);
-  work.head_qk = work.head / p.group;
-  const std::int64_t turn = index / slabs / p.heads_v;
-  work.sequence = p.sequences.order != nullptr ? p.sequences.order[turn] : turn;
-  work.rows = sequence_rows(p.sequences, work.sequence);
-  return work;
 }
 
 template <class Element, int kDimK, int kTiles>
@@ -267,11 +241,9 @@ __global__ void __launch_bounds__(kTiles * 64) advance_states(const __grid_const
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const AdvanceWork work = advance_work<Shared::kSlab>(p, blockIdx.x);
-  std::int64_t read = -1, write = -1;
-  if (p.initial_state.data != nullptr) read = p.read.data != nullptr ? load_index(p.read, work.sequence) : work.sequence;
-  if (p.final_state.data != nullptr) write = p.write.data != nullptr ? load_index(p.write, work.sequence) : work.sequence;
-  if (p.read.data != nullptr && p.write.data != nullptr && read < 0 && write < 0) return zero_output<Shared::kSlab>(p, work);
-  advance_sequence<Element, kDimK, kTiles, false>(p, work, read, write, shared);
+  const StateRows rows = state_rows(p, work);
+  if (rows.padding) return zero_output<Shared::kSlab>(p, work);
+  advance_sequence<Element, kDimK, kTiles, false>(p, work, rows.read, rows.write, shared);
 }
 
 }  // namespace flashqla::cuda

@@ -48,14 +48,12 @@ FLASHQLA_DEVICE void multiply_own_keys(const ChunkForwardParams& p, const Prepar
 }
 
 /// Betas of a value head to shared memory and its cumulative log decays to the caller's, by one warp.
-template <int kDimK>
-FLASHQLA_DEVICE void take_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head,
-                                ExtrasShared<kDimK>& shared) {
+FLASHQLA_DEVICE void take_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head, float* beta) {
   const int lane = tile::lane_id();
   block::TokenGates gates[2];
   for (int half = 0; half < 2; ++half) {
     gates[half] = block::token_gates(p, chunk.batch, chunk.token, head, lane + 32 * half, chunk.tokens);
-    shared.beta[lane + 32 * half] = gates[half].beta;
+    beta[lane + 32 * half] = gates[half].beta;
     if (gates[half].log_decay < kLeastCumulativeDecay) gates[half].log_decay = kLeastCumulativeDecay;
   }
   if (p.g_cumulative.data == nullptr) return;
@@ -130,7 +128,7 @@ FLASHQLA_DEVICE void zero_extras(const ChunkForwardParams& p, std::int64_t idle,
   if (p.sequences.offsets == nullptr) return;
   const std::int64_t first = p.sequences.offsets[p.sequences.count] + idle * kChunkTokens;
   const std::int64_t left = p.sequences.tokens - first, rows = left < kChunkTokens ? left : kChunkTokens;
-  for (std::int64_t at = threadIdx.x; at < rows * p.group; at += kPrepareThreads) {
+  for (std::int64_t at = threadIdx.x; at < rows * p.group; at += blockDim.x) {
     const std::int64_t row = first + at / p.group, head = head_qk * p.group + at % p.group;
     if (p.g_cumulative.data != nullptr) {
       store_scalar(p.g_cumulative.data, p.g_cumulative.dtype, offset_of(p.g_cumulative, 0, row, head), 0.0f);
@@ -157,7 +155,7 @@ __global__ void __launch_bounds__(kPrepareThreads) write_extras(const __grid_con
   for (std::int32_t h = 0; h < p.group; ++h) {
     const std::int32_t head = chunk.head_qk * p.group + h;
     __syncthreads();  // factors of keys; the last head's betas and exchange have been read
-    if (threadIdx.x < 32) take_gates<kDimK>(p, chunk, head, shared);
+    if (threadIdx.x < 32) take_gates(p, chunk, head, shared.beta);
     if (p.a.data == nullptr) continue;
     __syncthreads();  // betas, for the products
     strengthen_products<kDimK>(kk, shared);

@@ -39,7 +39,7 @@ ChunkForwardParams params_of(const ChunkForwardArguments& a, const ScheduleArray
 }
 
 std::size_t units_bytes(const ChunkForward& d) {
-  return static_cast<std::size_t>(chunk_bound(d.problem, d.stored_states) * d.problem.heads_v) * ChunkUnit::kBytes;
+  return static_cast<std::size_t>(chunk_bound(d.problem, d.stored_states) * d.problem.heads_v * unit_bytes(d.problem.dtype));
 }
 
 std::size_t table_bytes(const ChunkForward& d) {
@@ -77,15 +77,18 @@ void launch_extras(const ChunkForwardArguments& a, ChunkForwardParams params, st
   params.g_cumulative = device_view(a.g_cumulative);
   params.a = device_view(a.a);
   const std::int64_t blocks = params.sequences.chunk_bound * p.heads_qk;
-  check((p.dtype == DType::bf16 ? start_extras_bf16 : start_extras_f16)(params, padded_dim_k(p.dim_k), blocks, stream.handle),
-        "starting write_extras");
+  const std::int32_t padded_k = padded_dim_k(p.dim_k);
+  const int status = p.dtype == DType::f32    ? start_extras_f32(params, blocks, stream.handle)
+                     : p.dtype == DType::bf16 ? start_extras_bf16(params, padded_k, blocks, stream.handle)
+                                              : start_extras_f16(params, padded_k, blocks, stream.handle);
+  check(status, "starting write_extras");
 }
 
 }  // namespace
 
 std::string chunk_forward_refusal(const ChunkForward& d) {
   const Problem& p = d.problem;
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "computes with bfloat16 and float16 q, k and v only";
+  if (p.dtype == DType::f64) return "computes with float32, bfloat16 and float16 q, k and v only";
   if (p.dim_k % 16 != 0 || p.dim_v % 16 != 0) return "takes K and V that are multiples of 16";
   if (p.sequences() >= kMostBlocks || chunk_bound(p, d.stored_states) * p.heads_qk >= kMostBlocks ||
       p.sequences() * p.heads_v * ((p.dim_v + 15) / 16) >= kMostBlocks) {
@@ -115,6 +118,11 @@ void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, 
   if (a.g_cumulative.present() || a.a.present()) launch_extras(a, params, extras_table, stream);
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t prepare_blocks = params.sequences.chunk_bound * p.heads_qk;
+  if (p.dtype == DType::f32) {
+    check(start_prepare_f32(params, prepare_blocks, stream.handle), "starting prepare_chunks_f32");
+    check(start_advance_f32(params, shape.tiles, advance_blocks(p, shape), stream.handle), "starting advance_states_f32");
+    return;
+  }
   check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, prepare_blocks, stream.handle),
         "starting prepare_chunks");
   params.stages = shape.stages;

@@ -28,6 +28,18 @@ struct ChunkUnit {
   static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
 };
 
+/// The same for f32: everything in f32, triangles as tile::triangle_row has them. Places are in floats.
+struct FloatUnit {
+  static constexpr int kTriangle = 10 * 256, kFactors = 64;
+  static constexpr int kSolve = 0;                   // e = solve (v - read_k o (K S))
+  static constexpr int kScores = kTriangle;          // O = read_q o (Q S) + scores e
+  static constexpr int kReadK = 2 * kTriangle;       // [64]: decay since the chunk's start, key's factor
+  static constexpr int kReadQ = kReadK + kFactors;   // scale times that decay and the query's factor
+  static constexpr int kWriteK = kReadQ + kFactors;  // beta, decay to the chunk's end, key's factor
+  static constexpr int kTotal = kWriteK + kFactors;  // decay of the whole chunk
+  static constexpr int kFloats = (kTotal + 1 + 15) / 16 * 16;
+};
+
 /// What chunk_backward wants of every chunk: blocks of 16 x 16 f16 in the order of a fragment, 16 bytes a lane, divided by powers
 /// of two whose logarithms are beside. Null: nothing.
 struct KeptChunks {
@@ -47,8 +59,10 @@ struct ChunkForwardParams : OperationParams {
   std::int64_t states_every;         // chunks. With StoredStates::every:
   const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state
   const std::int64_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
-  std::byte* units;                  // [chunk][Hv] ChunkUnit
+  std::byte* units;                  // [chunk][Hv] ChunkUnit, or FloatUnit
   KeptChunks kept;                   // the state before every chunk, and e
+  StateTensor kept_states;           // f32: the state before every chunk, a row each
+  TokenTensor kept_errors;           // f32: e, a chunk a batch entry
   TokenTensor g_cumulative, a;       // write_extras
 };
 

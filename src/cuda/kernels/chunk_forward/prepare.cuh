@@ -9,7 +9,7 @@
 
 #include "cuda/block/gates.cuh"
 #include "cuda/block/inverse.cuh"
-#include "cuda/kernels/chunk_forward/params.hpp"
+#include "cuda/kernels/chunk_forward/chunk.cuh"
 #include "cuda/tile/fragments.cuh"
 #include "cuda/tile/rows.cuh"
 
@@ -53,14 +53,6 @@ struct PrepareShared {
   float factors[2][kChunkTokens];  // what L2 normalisation multiplies keys and queries by
   float squares[kChunkTokens];     // |k|^2 as the operation takes the keys
   float rises[kChunkTokens];       // a power of two above each row of scale Q K^T
-};
-
-/// The chunk of a block.
-struct PreparedChunk {
-  std::int64_t batch, token;  // of its first token
-  std::int64_t index;         // among all chunks
-  int tokens;
-  std::int32_t head_qk;
 };
 
 /// The diagonal of a product of rows with themselves, of the warp's 16 rows: body(row, square) on the lane that has it.

@@ -5,17 +5,6 @@
 
 namespace flashqla::cuda {
 
-/// Rows past the last offset belong to no sequence: o is zero there. Blocks past the last chunk take 64 of them each.
-FLASHQLA_DEVICE void zero_slack(const ChunkForwardParams& p, std::int64_t idle, std::int32_t head_qk) {
-  if (p.sequences.offsets == nullptr || p.o.data == nullptr) return;
-  const std::int64_t first = p.sequences.offsets[p.sequences.count] + idle * kChunkTokens;
-  const std::int64_t left = p.sequences.tokens - first, rows = left < kChunkTokens ? left : kChunkTokens;
-  for (std::int64_t at = threadIdx.x; at < rows * p.group * p.dim_v; at += kPrepareThreads) {
-    const std::int64_t v = at % p.dim_v, head = head_qk * p.group + at / p.dim_v % p.group, row = at / p.dim_v / p.group;
-    static_cast<std::uint16_t*>(p.o.data)[offset_of(p.o, 0, first + row, head) + v] = 0;
-  }
-}
-
 template <class Element, int kDimK>
 FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const PreparedChunk& chunk,
                                            PrepareShared<Element, kDimK>& shared) {
@@ -60,19 +49,6 @@ FLASHQLA_DEVICE void multiply_keys(const PrepareShared<Element, kDimK>& shared, 
     }
     tile::multiply<Element>(qq[0], qq[1], query, tile::load_b(queries, 16 * warp, k0));
   }
-}
-
-/// The chunk and q/k head of the block; false past the last chunk, where only the number and the head are set.
-FLASHQLA_DEVICE bool find_chunk(const ChunkForwardParams& p, PreparedChunk& chunk) {
-  chunk.index = blockIdx.x / p.heads_qk;
-  chunk.head_qk = static_cast<std::int32_t>(blockIdx.x % p.heads_qk);
-  if (chunk.index >= chunk_count(p.sequences)) return false;
-  const SequenceRows rows = sequence_rows(p.sequences, sequence_of_chunk(p.sequences, chunk.index));
-  const std::int64_t number = chunk.index - rows.first_chunk;
-  chunk.batch = rows.batch;
-  chunk.token = rows.begin + rows.position(number);
-  chunk.tokens = rows.tokens(number);
-  return true;
 }
 
 template <class Element, int kDimK>

@@ -25,6 +25,16 @@ SequenceTable sequence_table(const Problem& p, StoredStates stored, const Schedu
   return table;
 }
 
+namespace {
+
+/// Shared memory of a block that advances states; f32 has two stages whatever it is.
+std::size_t shared_bytes(const Problem& p, std::int32_t padded_k, const AdvanceShape& shape) {
+  if (p.dtype != DType::f32) return advance_shared_bytes(padded_k, shape);
+  return advance_shared_bytes_f32(static_cast<std::int32_t>(p.dim_k), shape.tiles);
+}
+
+}  // namespace
+
 std::int64_t advance_blocks(const Problem& p, const AdvanceShape& shape) {
   const std::int64_t slab = 16 * shape.tiles;
   return p.sequences() * p.heads_v * ((p.dim_v + slab - 1) / slab);
@@ -36,7 +46,7 @@ AdvanceShape advance_shape(const Problem& p, std::int32_t padded_k, const Device
     for (const int tiles : {4, 2, 1}) {
       if (tiles > limits.most_tiles) continue;
       const AdvanceShape shape{tiles, stages};
-      const bool fits = advance_shared_bytes(padded_k, shape) <= static_cast<std::size_t>(device.block_shared_bytes);
+      const bool fits = shared_bytes(p, padded_k, shape) <= static_cast<std::size_t>(device.block_shared_bytes);
       const bool enough = limits.ways * advance_blocks(p, shape) >= device.multiprocessors * 3 / 4 || tiles == 1;
       if (fits && enough && p.dim_v > 8 * tiles) return shape;
     }

@@ -20,8 +20,8 @@ SequenceTable sequence_table(const Problem& problem, StoredStates stored, const 
 /// Whether every row begins at a multiple of 16 bytes.
 template <class Byte>
 bool rows_aligned(const TokenView<Byte>& x, const Problem& p, std::int64_t heads) {
-  constexpr std::int64_t kElements = 8;  // of 16 bits, in 16 bytes
-  const auto multiple = [](std::int64_t size, std::int64_t stride) { return size <= 1 || stride % kElements == 0; };
+  const std::int64_t elements = 16 / element_bytes(p.dtype);
+  const auto multiple = [&](std::int64_t size, std::int64_t stride) { return size <= 1 || stride % elements == 0; };
   return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && multiple(p.tokens, x.stride_token) &&
          multiple(heads, x.stride_head) && multiple(p.batch, x.stride_batch);
 }
@@ -30,6 +30,9 @@ struct ShapeLimits {
   int ways;        // times advance_blocks run together
   int most_tiles;  // 1, 2 or 4
 };
+/// Bytes of one chunk's and value head's unit (ChunkUnit, FloatUnit).
+inline std::int64_t unit_bytes(DType dtype) { return dtype == DType::f32 ? FloatUnit::kFloats * 4 : ChunkUnit::kBytes; }
+
 /// As many columns of V a block as leave every multiprocessor one, as far as its shared memory goes. Throws Unsupported, in the
 /// name of `operation`, where that is too little.
 AdvanceShape advance_shape(const Problem& problem, std::int32_t padded_k, const DeviceProperties& device,

@@ -10,9 +10,8 @@
 // w has read these, w's output on its way to the caller's rows.
 #pragma once
 
-#include "cuda/kernels/chunk_forward/params.hpp"
+#include "cuda/kernels/chunk_forward/work.cuh"
 #include "cuda/tile/fragments.cuh"
-#include "cuda/views/views.cuh"
 
 namespace flashqla::cuda {
 
@@ -51,14 +50,6 @@ struct AdvanceShared {
   };
   alignas(128) Exchange<kDimK> exchange[2 * kTiles];
   Stage stages[kMaxStages];  // as many as ChunkForwardParams::stages has memory for
-};
-
-/// What a block works on.
-struct AdvanceWork {
-  SequenceRows rows;
-  std::int64_t sequence;
-  std::int32_t head, head_qk;
-  int first_v;  // of the block's slab
 };
 
 /// A lane's place.

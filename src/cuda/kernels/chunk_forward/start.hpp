@@ -22,6 +22,14 @@ constexpr std::size_t advance_shared_bytes(std::int32_t padded_k, const AdvanceS
   return static_cast<std::size_t>(2 * shape.tiles) * exchange + static_cast<std::size_t>(shape.stages) * stage;
 }
 
+/// The same for f32 (FloatAdvance), which always has two stages.
+constexpr std::size_t advance_shared_bytes_f32(std::int32_t dim_k, int tiles) {
+  constexpr std::size_t kStages = 2 * 2 * 64 * 36;
+  const auto rows = static_cast<std::size_t>((dim_k + 31) / 32 * 32 + 2 * kTokensPerChunk),
+             slab = static_cast<std::size_t>(tiles) * 16;
+  return (rows * (slab + 4) + kStages) * sizeof(float);
+}
+
 // The same for bf16 and f16. Return a cudaError_t.
 int start_prepare_bf16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 int start_prepare_f16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
@@ -29,5 +37,10 @@ int start_extras_bf16(const ChunkForwardParams& params, std::int32_t padded_k, s
 int start_extras_f16(const ChunkForwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 int start_advance_bf16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
 int start_advance_f16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
+
+// For f32, any K.
+int start_prepare_f32(const ChunkForwardParams& params, std::int64_t blocks, void* stream);
+int start_extras_f32(const ChunkForwardParams& params, std::int64_t blocks, void* stream);
+int start_advance_f32(const ChunkForwardParams& params, int tiles, std::int64_t blocks, void* stream);
 
 }  // namespace flashqla::cuda

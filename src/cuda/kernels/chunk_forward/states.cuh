@@ -27,11 +27,6 @@ FLASHQLA_DEVICE void for_each_element(const OperationParams& p, const AdvanceWor
   }
 }
 
-FLASHQLA_DEVICE std::int64_t element_of(const StateTensor& x, std::int64_t row, std::int64_t head, int k, int v) {
-  const std::int64_t first = row * x.stride_row + head * x.stride_head;
-  return first + (x.value_first != 0 ? v * x.stride_outer + k : k * x.stride_outer + v);
-}
-
 /// Nothing if there is no such row.
 template <int kDimK>
 __device__ __noinline__ void store_state(const OperationParams& p, const AdvanceWork& work, const StateTensor& to,
@@ -51,33 +46,5 @@ FLASHQLA_DEVICE void load_state(const OperationParams& p, const AdvanceWork& wor
     x = load_scalar(from.data, from.dtype, element_of(from, row, work.head, k, v));
   });
 }
-
-/// States asked for besides the last: before every chunk, or after every `states_every` chunks.
-template <int kDimK>
-struct StateStore {
-  std::int64_t place;
-  std::int64_t until;  // chunks until the next one, with StoredStates::every
-
-  FLASHQLA_DEVICE StateStore(const ChunkForwardParams& p, const AdvanceWork& work) : place(work.rows.first_chunk), until(0) {
-    if (p.stored_states != StoredStates::every) return;
-    place = p.stored_begin[work.sequence];
-    until = p.states_every - p.stored_phase[work.sequence];
-  }
-  FLASHQLA_DEVICE void store(const ChunkForwardParams& p, const AdvanceWork& work, const StatePart<kDimK>& part) {
-    std::int64_t row = place;
-    if (p.stored_rows.data != nullptr) row = place < p.stored_rows.size_0 ? load_index(p.stored_rows, place) : -1;
-    store_state<kDimK>(p, work, p.stored, row, part);
-    ++place;
-  }
-  FLASHQLA_DEVICE void before(const ChunkForwardParams& p, const AdvanceWork& work, const StatePart<kDimK>& part) {
-    if (p.stored_states == StoredStates::before_chunks) store(p, work, part);
-  }
-  /// `whole`: the chunk ends at a multiple of 64 tokens.
-  FLASHQLA_DEVICE void after(const ChunkForwardParams& p, const AdvanceWork& work, bool whole, const StatePart<kDimK>& part) {
-    if (p.stored_states != StoredStates::every || !whole || --until > 0) return;
-    until = p.states_every;
-    store(p, work, part);
-  }
-};
 
 }  // namespace flashqla::cuda
