@@ -75,6 +75,31 @@ TEST(ChunkBackward, FarFromOne) {
   }
 }
 
+/// Without outputs (scale 0) all that goes back is the gradient of the final state, however little of it decays leave: the
+/// gradient of the initial state is as accurate when it is 1e-30. One head, since a larger one would hide it.
+TEST(ChunkBackward, LittleOfTheFinalGradientIsLeft) {
+  for (const char* data : {"strong_decay", "usual", "forget"}) {
+    for (const char* dtype : {"bf16", "f16"}) {
+      for (const char* gate : {"log_decay", "computed"}) {
+        for (std::int64_t T : {3, 17, 40, 64, 130}) {
+          Case c = backward_case(std::string("scale=0 Hv=1 K=64 V=64 initial=1 d_final=1 data=") + data + " dtype=" + dtype +
+                                 " gate=" + gate);
+          c.T = T;
+          Tensors inputs = make_inputs(c);
+          Values expected = truth(c, inputs);
+          double norm = 0;
+          for (double x : expected.at("d_initial_state")) norm += x * x;
+          if (norm < 1e-65) continue;  // in part below the smallest normal number
+          const Values values = run_on_cuda(c, inputs);
+          EXPECT_LE(relative_rms(values.at("d_initial_state"), expected.at("d_initial_state")),
+                    bound_of(c, "d_initial_state", c.dtype, 0))
+              << to_text(c) << ", " << std::sqrt(norm);
+        }
+      }
+    }
+  }
+}
+
 TEST(ChunkBackward, NanStaysInItsHeadAndSequence) {
   const Case c = with_lengths(backward_case("Hq=2 Hv=2 K=64 V=32 dtype=bf16 initial=1 d_final=1"), {100, 64, 30});
   const Tensors usual = make_inputs(c);

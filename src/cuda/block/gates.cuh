@@ -113,6 +113,11 @@ FLASHQLA_DEVICE float warp_largest(float x) {
   return x;
 }
 
+/// The same of numbers that are not negative, in one instruction. NaN if one is.
+FLASHQLA_DEVICE float warp_largest_positive(float x) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(x)));
+}
+
 /// Inclusive sums over the 32 lanes of a warp.
 FLASHQLA_DEVICE double warp_sums(double x) {
   const int lane = static_cast<int>(threadIdx.x % 32);

@@ -62,18 +62,6 @@ FLASHQLA_DEVICE void load_gradients(const tile::SharedTile<kChunkTokens, kSlab>&
   }
 }
 
-/// The larger of `largest` and the largest of each of the lane's two rows.
-FLASHQLA_DEVICE void raise_to_rows(const tile::Accumulator (&x)[4], float (&largest)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float most = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) most = fmaxf(most, fmaxf(fabsf(x[n].c[2 * i]), fabsf(x[n].c[2 * i + 1])));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    largest[i] = fmaxf(largest[i], fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2)));
-  }
-}
-
 /// (rise o dO^T) scores for the own tokens.
 template <class Element, int kSlab>
 FLASHQLA_DEVICE void take_scores(const tile::SharedTile<kChunkTokens, kSlab>& d_o, const std::byte* unit, const LanePlace& place,
@@ -97,12 +85,14 @@ FLASHQLA_DEVICE void take_scores(const tile::SharedTile<kChunkTokens, kSlab>& d_
 }
 
 /// dE of the own tokens from their de.
-FLASHQLA_DEVICE void solve_gradients(const std::byte* unit, Answer& to, const Answer& from, const LanePlace& place,
-                                     tile::Accumulator (&de)[4], tile::Accumulator (&d_e)[4]) {
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void solve_gradients(const std::byte* unit, Answer& to, Answer& from, const LanePlace& place,
+                                     const StatePart<kDimK>& part, tile::Accumulator (&de)[4], tile::Accumulator (&d_e)[4]) {
   float largest[2] = {0.0f, 0.0f}, scale[2], ratio[2];
   raise_to_rows(de, largest);
   tile::FragmentA own[2], second[2] = {};
-  share_errors<1>(to, from, place, largest, de, scale, ratio, second, own);
+  const Reach reach = reach_of<Element>(unit, ChunkUnit::kLeastBack, ChunkUnit::kReadK, place, largest, de, part);
+  share_errors<Element, 1>(to, from, place, reach, largest, de, scale, ratio, second, own);
   multiply_triangle_turned(unit, ChunkUnit::kSolve, place.half, second, ratio, own, d_e);
 #pragma unroll
   for (int n = 0; n < 4; ++n) scale_rows(d_e[n], scale);
@@ -172,12 +162,9 @@ template <class Element>
 FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
                                            const LanePlace& place, const std::byte* unit, std::byte* memory,
                                            tile::Accumulator (&d_e)[4]) {
-  float largest[2] = {0.0f, 0.0f};
-  raise_to_rows(d_e, largest);
-  const float scale[2] = {block::power_above(largest[0]), block::power_above(largest[1])};
+  float scale[2];
   tile::FragmentA rows[2];
-  tile::Accumulator scaled[4] = {d_e[0], d_e[1], d_e[2], d_e[3]};
-  pack_errors(scale, scaled, rows);
+  pack_rows(d_e, scale, rows);
   keep_rows(p.d_kept, p, work, chunk, place, rows, scale);
   if (p.d_v.data == nullptr) return;
 #pragma unroll
@@ -188,6 +175,18 @@ FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const A
     store_rows<Element>(p, work, p.d_v, place, chunk, memory, d_e);
   }
 }
+
+/// What a chunk that was walked token by token stores.
+struct Retreat {
+  using Params = ChunkBackwardParams;
+  static constexpr bool kBack = true;
+  template <class Element>
+  static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
+                                     const std::byte* unit, std::byte* memory, tile::Accumulator (&d_e)[4],
+                                     const tile::Accumulator (&)[4]) {
+    store_value_gradients<Element>(p, work, chunk, place, unit, memory, d_e);
+  }
+};
 
 template <class Element, int kDimK, int kTiles>
 FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
@@ -207,10 +206,13 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   }
   Answer& to = exchange[place.other()].answer;
   Answer& own = exchange[place.own()].answer;
-  solve_gradients(stage.unit, to, own, place, de, d_e);
+  solve_gradients<Element>(stage.unit, to, own, place, part, de, d_e);
   tile::FragmentA left[2], rest[2];
   leave_updates<Element>(stage.unit, to, place, d_e, left, rest);
   ptx::named_barrier(place.barrier(2), 64);  // updates, for the other warp
+  if (own.lost != 0) {
+    return walk_chunk<Element, kDimK, kTiles, Retreat>(p, work, chunk, stage, exchange, part);
+  }
   update_with_keys<Element, kDimK, kTiles>(stage, place, own, left, rest, part);
   add_query_updates<Element, kDimK, kTiles>(stage, place, part);
   store_value_gradients<Element>(p, work, chunk, place, stage.unit, exchange[place.own()].output, d_e);

@@ -127,6 +127,27 @@ FLASHQLA_DEVICE void pack_errors(const float (&scale)[2], tile::Accumulator (&e)
   }
 }
 
+/// The larger of `largest` and the largest of each of the lane's two rows.
+FLASHQLA_DEVICE void raise_to_rows(const tile::Accumulator (&x)[4], float (&largest)[2]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float most = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) most = fmaxf(most, fmaxf(fabsf(x[n].c[2 * i]), fabsf(x[n].c[2 * i + 1])));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    largest[i] = fmaxf(largest[i], fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2)));
+  }
+}
+
+/// `rows`, divided by powers of two `scale` above the lane's rows, as left operands.
+FLASHQLA_DEVICE void pack_rows(const tile::Accumulator (&rows)[4], float (&scale)[2], tile::FragmentA (&packed)[2]) {
+  float largest[2] = {0.0f, 0.0f};
+  raise_to_rows(rows, largest);
+  for (int i = 0; i < 2; ++i) scale[i] = block::power_above(largest[i]);
+  tile::Accumulator scaled[4] = {rows[0], rows[1], rows[2], rows[3]};
+  pack_errors(scale, scaled, packed);
+}
+
 /// c (4 accumulators, the own tokens) += first triangle^T over the first half's tokens, times `ratio`; then += own triangle^T.
 FLASHQLA_DEVICE void multiply_triangle(const std::byte* unit, int triangle, int half, const tile::FragmentA (&first)[2],
                                        const float (&ratio)[2], const tile::FragmentA (&own)[2], tile::Accumulator (&c)[4]) {

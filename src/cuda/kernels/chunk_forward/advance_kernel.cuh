@@ -5,6 +5,7 @@
 #include "cuda/kernels/chunk_forward/advance.cuh"
 #include "cuda/kernels/chunk_forward/kept.cuh"
 #include "cuda/kernels/chunk_forward/stages.cuh"
+#include "cuda/kernels/chunk_forward/tokens.cuh"
 
 namespace flashqla::cuda {
 
@@ -33,9 +34,10 @@ FLASHQLA_DEVICE void exchange_updates(Answer& answer, tile::FragmentA (&left)[2]
 }
 
 /// The warp's errors as left operands, divided by its rows' scales, and those of the other half if that is kSender: it leaves
-/// them with its scales. The receiver's scales are the larger ones; what comes from the sender takes `ratio` besides.
-template <int kSender>
-FLASHQLA_DEVICE void share_errors(Answer& to, const Answer& from, const LanePlace& place, const float (&largest)[2],
+/// them with its scales. The receiver's scales are the larger ones; what comes from the sender takes `ratio` besides. The
+/// receiver decides whether the chunk is to be walked token by token, which both find after the next barrier.
+template <class Element, int kSender>
+FLASHQLA_DEVICE void share_errors(Answer& to, Answer& from, const LanePlace& place, const Reach& reach, const float (&largest)[2],
                                   tile::Accumulator (&e)[4], float (&scale)[2], float (&ratio)[2], tile::FragmentA (&received)[2],
                                   tile::FragmentA (&own)[2]) {
   const int lane = tile::lane_id();
@@ -48,6 +50,7 @@ FLASHQLA_DEVICE void share_errors(Answer& to, const Answer& from, const LanePlac
     pack_errors(scale, e, own);
     for (int t = 0; t < 2; ++t) to.errors[t][lane] = {own[t].a[0], own[t].a[1], own[t].a[2], own[t].a[3]};
     if (lane % 4 == 0) to.scales[lane / 4] = {scale[0], scale[1]};
+    if (watched<Element>(reach) && lane == 0) to.reach = {reach.tokens, reach.through, reach.state, 0.0f};
   }
   ptx::named_barrier(place.barrier(1), 64);  // errors and scales of the sender's tokens, for the other warp
   if (place.half != kSender) {
@@ -62,6 +65,8 @@ FLASHQLA_DEVICE void share_errors(Answer& to, const Answer& from, const LanePlac
       ratio[i] = sent[i] * block::inverse_power(scale[i]);
     }
     pack_errors(scale, e, own);
+    const bool lost = watched<Element>(reach) && is_lost<Element>(reach, from.reach);
+    if (lane == 0) to.lost = from.lost = lost ? 1 : 0;
   }
 }
 
@@ -87,13 +92,16 @@ FLASHQLA_DEVICE void add_scores(const std::byte* unit, const Answer& from, const
 }
 
 /// e of the warp's tokens as left operands, divided by `scale`, and its updates for both warps. Ends with the barrier for these.
-template <class Element, bool kKeeps>
-FLASHQLA_DEVICE void solve_tokens(const std::byte* unit, Answer& to, const Answer& from, const LanePlace& place,
-                                  const float (&largest)[2], tile::Accumulator (&e)[4], float (&scale)[2], float (&ratio)[2],
-                                  tile::FragmentA (&own)[2], tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2]) {
+/// Returns whether the chunk is to be walked token by token instead.
+template <class Element, bool kKeeps, int kDimK>
+FLASHQLA_DEVICE bool solve_tokens(const std::byte* unit, Answer& to, Answer& from, const LanePlace& place,
+                                  const StatePart<kDimK>& part, const float (&largest)[2], tile::Accumulator (&e)[4],
+                                  float (&scale)[2], float (&ratio)[2], tile::FragmentA (&own)[2], tile::FragmentA (&left)[2],
+                                  tile::FragmentA (&rest)[2]) {
   const int lane = tile::lane_id();
   tile::FragmentA first[2] = {};
-  share_errors<0>(to, from, place, largest, e, scale, ratio, first, own);
+  const Reach reach = reach_of<Element>(unit, ChunkUnit::kLeastForth, ChunkUnit::kWriteK, place, largest, e, part);
+  share_errors<Element, 0>(to, from, place, reach, largest, e, scale, ratio, first, own);
   tile::Accumulator u[4];
   multiply_triangle(unit, ChunkUnit::kSolve, place.half, first, ratio, own, u);
 #pragma unroll
@@ -111,6 +119,7 @@ FLASHQLA_DEVICE void solve_tokens(const std::byte* unit, Answer& to, const Answe
     if (!kKeeps && place.half == 0) to.updates[t][lane] = {own[t].a[0], own[t].a[1], own[t].a[2], own[t].a[3]};
   }
   ptx::named_barrier(place.barrier(2), 64);  // updates, for the other warp
+  return from.lost != 0;
 }
 
 /// S^T K^T and S^T Q^T (kQueries) of the warp's own tokens.
@@ -163,6 +172,25 @@ FLASHQLA_DEVICE void update_with_keys(const typename AdvanceShared<kDimK, kTiles
   update_state<Element, kDimK>(addresses, kHalfTokens, left, rest, part);
 }
 
+/// What a chunk that was walked token by token stores.
+template <bool kKeeps>
+struct Advance {
+  using Params = ChunkForwardParams;
+  static constexpr bool kBack = false;
+  template <class Element>
+  static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
+                                     const std::byte*, std::byte* memory, tile::Accumulator (&e)[4], tile::Accumulator (&o)[4]) {
+    if constexpr (kKeeps) {
+      float scale[2];
+      tile::FragmentA rows[2];
+      pack_rows(e, scale, rows);
+      keep_rows(p.kept, p, work, chunk, place, rows, scale);
+    } else {
+      store_rows<Element>(p, work, p.o, place, chunk, memory, o);
+    }
+  }
+};
+
 /// kKeeps: what chunk_backward wants is kept, in place of the outputs.
 template <class Element, int kDimK, int kTiles, bool kKeeps>
 FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t chunk,
@@ -177,7 +205,10 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
   take_errors<Element, Shared::kSlab>(values, stage.unit, place, sk, largest);
   tile::FragmentA e[2], left[2], rest[2];
   Answer& own = exchange[place.own()].answer;
-  solve_tokens<Element, kKeeps>(stage.unit, exchange[place.other()].answer, own, place, largest, sk, scale, ratio, e, left, rest);
+  Answer& other = exchange[place.other()].answer;
+  if (solve_tokens<Element, kKeeps>(stage.unit, other, own, place, part, largest, sk, scale, ratio, e, left, rest)) {
+    return walk_chunk<Element, kDimK, kTiles, Advance<kKeeps>>(p, work, chunk, stage, exchange, part);
+  }
   if constexpr (kKeeps) {
     keep_rows(p.kept, p, work, chunk, place, e, scale);
   } else {

@@ -25,7 +25,12 @@ struct ChunkUnit {
   static constexpr int kWriteK = kRise + 4 * kFactors;     // beta, decay to the chunk's end, key's factor, with growth times 2^h
   static constexpr int kTotal = kWriteK + 4 * kFactors;    // f32: decay of the whole chunk
   static constexpr int kPrecise = kTotal + 4;              // f32: not 0 where K S needs more than the rounded state
-  static constexpr int kBytes = (kPrecise + 4 + 63) / 64 * 64;
+  // f32: what has to get through the chunk of its tokens' largest error, to its end and (of gradients) to its start, or it is
+  // walked token by token; 0 where decays are so weak that enough does.
+  static constexpr int kLeastForth = kPrecise + 4, kLeastBack = kLeastForth + 4;
+  // f32: likewise of the state's largest element, where a factor may be no normal number; else 0.
+  static constexpr int kLeastOfState = kLeastBack + 4;
+  static constexpr int kBytes = (kLeastOfState + 4 + 63) / 64 * 64;
 };
 
 /// The same for f32: everything in f32, triangles as tile::triangle_row has them. Places are in floats.

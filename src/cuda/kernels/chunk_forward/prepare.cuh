@@ -27,6 +27,12 @@ inline constexpr int kInverseParts<ptx::F16> = 2;
 /// whose mean of beta |k|^2, weighted with itself, is above this is precise.
 inline constexpr float kMostStrength = 1.4f;
 
+/// Where sums of log2 decays range over more than kMostDecay, a chunk is walked token by token if less than kLeastThrough of its
+/// tokens' largest error (as factors would have it) gets through it: below that, rounding errors would be 2^-11 of what does.
+inline constexpr float kMostDecay = 9.0f, kLeastThrough = 0x1p-11f;
+/// Where they range over more than kFarDecay (e^-80), also if less than kLeastOfState of the state does.
+inline constexpr float kFarDecay = 115.0f, kLeastOfState = 0x1p-99f;
+
 /// Sums of log2 decays of a value head's tokens, and factors of columns. Where there is growth, sums are lowered by h, a whole
 /// number above the rise since the lowest sum so far: then no 2^(sum_i - sum_j) with i >= j exceeds 2, and what is taken away
 /// comes back as 2^h in the factors of rows. Without growth h is 0.
@@ -98,7 +104,7 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
   const block::DecaySums d = block::decay_sums(first, second);
   const block::TwoFloats all = block::split(d.all);
   const float beta_power = block::power_above(block::warp_largest(fmaxf(fabsf(first.beta), fabsf(second.beta))));
-  float strength = 0.0f, squares = 0.0f;
+  float strength = 0.0f, squares = 0.0f, reads = 0.0f, writes = 0.0f, lowest = 0.0f, highest = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
@@ -112,10 +118,15 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     gates.column[token] = beta * block::inverse_power(beta_power) * factor_k;
     const auto store = [&](int offset, float x) { reinterpret_cast<float*>(unit + offset)[token] = x; };
     store(ChunkUnit::kStrength, inverse);
-    store(ChunkUnit::kReadK, inverse * decay * factor_k);
+    const float read = inverse * decay * factor_k, write = block::exp2_difference(all, sum) * factor_k * beta * power;
+    store(ChunkUnit::kReadK, read);
     store(ChunkUnit::kReadQ, p.scale * decay * shared.factors[1][token]);
     store(ChunkUnit::kRise, shared.rises[token] * beta_power * power);
-    store(ChunkUnit::kWriteK, block::exp2_difference(all, sum) * factor_k * beta * power);
+    store(ChunkUnit::kWriteK, write);
+    reads = fmaxf(reads, read);
+    writes = fmaxf(writes, fabsf(write));
+    lowest = fminf(lowest, sum.high);
+    highest = fmaxf(highest, sum.high);
     strength += own;
     squares += own * own;
   }
@@ -123,8 +134,15 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
   const bool precise = std::is_same_v<Element, ptx::Bf16> && p.kept.states != nullptr;
   strength = block::warp_total(strength);
   squares = block::warp_total(squares);
+  const float fall = block::warp_largest(-lowest) + block::warp_largest(highest),
+              least = fall > kMostDecay ? kLeastThrough : 0.0f;
+  reads = block::warp_largest(reads);
+  writes = block::warp_largest(writes);
   if (lane == 0) {
     gates.beta_power = beta_power;
+    *reinterpret_cast<float*>(unit + ChunkUnit::kLeastForth) = least * writes;
+    *reinterpret_cast<float*>(unit + ChunkUnit::kLeastBack) = least * reads;
+    *reinterpret_cast<float*>(unit + ChunkUnit::kLeastOfState) = fall > kFarDecay ? kLeastOfState : 0.0f;
     *reinterpret_cast<float*>(unit + ChunkUnit::kTotal) = exp2f(all.high) * exp2f(all.low);
     *reinterpret_cast<float*>(unit + ChunkUnit::kPrecise) = !precise && squares <= kMostStrength * strength ? 0.0f : 1.0f;
   }

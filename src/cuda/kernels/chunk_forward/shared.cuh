@@ -7,7 +7,8 @@
 //
 // exchange[w] holds, one after another in a chunk: w's half of S^T as left operands (and what rounding left of it); when the
 // other has read those, what the other leaves for w there: its updates of S, and half 0 for half 1 its E and e besides; when
-// w has read these, w's output on its way to the caller's rows.
+// w has read these, w's output on its way to the caller's rows. Walked token by token (tokens.cuh): the halves of S^T in f32,
+// then over both warps' memory the rows of errors and outputs, then outputs, then S^T again.
 #pragma once
 
 #include "cuda/kernels/chunk_forward/work.cuh"
@@ -23,6 +24,8 @@ inline constexpr int kMaxStages = 2;
 struct Answer {
   uint4 errors[2][32], updates[2][32];  // of the first half's tokens, for the second
   float2 scales[8];                     // of the lanes' rows
+  float4 reach;                         // tokens.cuh: Reach
+  int lost;                             // the chunk is walked token by token
   uint4 left[2][32], rest[2][32];
 };
 
@@ -33,6 +36,7 @@ struct Exchange {
       uint4 state[kDimK / 32][32], rest[kDimK / 32][32];
     };
     Answer answer;
+    float4 walked[kDimK / 16][32];  // the warp's half of S^T in f32
     alignas(128) std::byte output[tile::SharedTile<kHalfTokens, kTileRows>::kBytes];
   };
 };

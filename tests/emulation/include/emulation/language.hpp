@@ -74,6 +74,11 @@ T __shfl_xor_sync(unsigned mask, T value, int by) {
   return value;
 }
 
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  for (int step = 16; step > 0; step /= 2) value = std::max(value, __shfl_xor_sync(mask, value, step));
+  return value;
+}
+
 /// Fibers give way nowhere but where they meet: what lies between is atomic inside a block, and blocks run one after another.
 template <class T>
 T atomicAdd(T* at, T value) {
