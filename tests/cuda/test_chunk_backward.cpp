@@ -15,7 +15,6 @@ const char* const kTokenGradients[] = {"d_q", "d_k", "d_v", "d_g", "d_beta"};
 /// The case as the kernels take it.
 Case taken(Case c) {
   c = with_widths(c);
-  if (c.dtype != DType::f16) c.dtype = DType::bf16;
   c.saved = false;
   return c;
 }
@@ -33,7 +32,7 @@ TEST(ChunkBackward, Cases) { expect_table_cases(Op::backward, taken); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkBackward, APackedSequenceIsTheSequenceAlone) {
-  for (DType dtype : {DType::bf16, DType::f16}) {
+  for (DType dtype : kChunkDTypes) {
     std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
     lengths.resize(40, 70);
     Case c = with_lengths(backward_case("Hq=2 Hv=4 K=128 V=128 initial=1 d_final=1"), lengths, 70);
@@ -79,7 +78,7 @@ TEST(ChunkBackward, FarFromOne) {
 /// gradient of the initial state is as accurate when it is 1e-30. One head, since a larger one would hide it.
 TEST(ChunkBackward, LittleOfTheFinalGradientIsLeft) {
   for (const char* data : {"strong_decay", "usual", "forget"}) {
-    for (const char* dtype : {"bf16", "f16"}) {
+    for (const char* dtype : {"f32", "bf16", "f16"}) {
       for (const char* gate : {"log_decay", "computed"}) {
         for (std::int64_t T : {3, 17, 40, 64, 130}) {
           Case c = backward_case(std::string("scale=0 Hv=1 K=64 V=64 initial=1 d_final=1 data=") + data + " dtype=" + dtype +
@@ -100,8 +99,9 @@ TEST(ChunkBackward, LittleOfTheFinalGradientIsLeft) {
   }
 }
 
-TEST(ChunkBackward, NanStaysInItsHeadAndSequence) {
-  const Case c = with_lengths(backward_case("Hq=2 Hv=2 K=64 V=32 dtype=bf16 initial=1 d_final=1"), {100, 64, 30});
+void expect_nan_stays(DType dtype) {
+  Case c = with_lengths(backward_case("Hq=2 Hv=2 K=64 V=32 initial=1 d_final=1"), {100, 64, 30});
+  c.dtype = dtype;
   const Tensors usual = make_inputs(c);
   const Values clean = run_on_cuda(c, usual);
   Tensors inputs = usual;
@@ -118,33 +118,57 @@ TEST(ChunkBackward, NanStaysInItsHeadAndSequence) {
   }
 }
 
+TEST(ChunkBackward, NanStaysInItsHeadAndSequence) {
+  for (DType dtype : {DType::bf16, DType::f32}) expect_nan_stays(dtype);
+}
+
 TEST(ChunkBackward, RowsOfNoSequenceAreZero) {
-  const Case c = with_lengths(backward_case("Hq=1 Hv=2 K=64 V=32 dtype=bf16"), {0}, 130);
-  const Values values = run_on_cuda(c, make_inputs(c));
-  for (const char* name : kTokenGradients) {
-    for (double x : values.at(name)) ASSERT_EQ(x, 0) << name;
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    Case c = with_lengths(backward_case("Hq=3 Hv=6 K=64 V=32"), {0}, 130);
+    c.dtype = dtype;
+    const Values values = run_on_cuda(c, make_inputs(c));
+    for (const char* name : kTokenGradients) {
+      for (double x : values.at(name)) ASSERT_EQ(x, 0) << name;
+    }
   }
 }
 
 /// As on a card with 99 KB of shared memory a block.
 TEST(ChunkBackward, LittleSharedMemory) {
-  for (std::int64_t K : {64, 128, 256}) {
-    Case c = backward_case("T=200 Hq=1 Hv=2 V=128 dtype=bf16 initial=1 d_final=1");
-    c.K = K;
-    const Tensors inputs = make_inputs(c);
-    setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
-    const Values small = run_on_cuda(c, inputs);
-    unsetenv("FLASHQLA_CUDA_SHARED_KB");
-    EXPECT_EQ(bit_differences(small, run_on_cuda(c, inputs)), "") << "K=" << K;
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    for (std::int64_t K : {64, 128, 256}) {
+      Case c = backward_case("T=200 Hq=1 Hv=2 V=128 initial=1 d_final=1");
+      c.dtype = dtype;
+      c.K = K;
+      const Tensors inputs = make_inputs(c);
+      setenv("FLASHQLA_CUDA_SHARED_KB", "99", 1);
+      const Values small = run_on_cuda(c, inputs);
+      unsetenv("FLASHQLA_CUDA_SHARED_KB");
+      EXPECT_EQ(bit_differences(small, run_on_cuda(c, inputs)), "") << "K=" << K;
+    }
+  }
+}
+
+/// float32 works on the q/k heads in two halves: an odd number of them, and one.
+TEST(ChunkBackward, HalvesOfHeads) {
+  for (const std::int64_t heads : {1, 2, 3, 5}) {
+    Case c =
+        with_lengths(backward_case("K=32 V=48 initial=1 d_final=1 gate=computed l2norm=1 beta=sigmoid"), {100, 0, 64, 30}, 20);
+    c.Hq = heads;
+    c.Hv = 2 * heads;
+    EXPECT_EQ(faults_of(c), "");
   }
 }
 
 /// Offsets that decrease or lead outside: nothing outside the tensors is touched, and the call ends.
 TEST(ChunkBackward, WrongOffsetsStayInside) {
-  Case c = with_lengths(backward_case("Hq=1 Hv=2 K=64 V=64 dtype=bf16 initial=1 d_final=1"), {64, 36, 100}, 0);
-  Tensors inputs = make_inputs(c);
-  inputs.at("cu_seqlens").set_values({-50, 900, 100, 1 << 20});
-  EXPECT_NO_THROW(run_on_cuda(c, inputs));
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    Case c = with_lengths(backward_case("Hq=1 Hv=2 K=64 V=64 initial=1 d_final=1"), {64, 36, 100}, 0);
+    c.dtype = dtype;
+    Tensors inputs = make_inputs(c);
+    inputs.at("cu_seqlens").set_values({-50, 900, 100, 1 << 20});
+    EXPECT_NO_THROW(run_on_cuda(c, inputs));
+  }
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ TEST(Faults, A16_tensors_on_another_device) {
   int devices = 0;
   cuda::check(cudaGetDeviceCount(&devices), "devices");
   for (const char* text :
-       {"T=300 Hq=1 Hv=2 K=64 V=64 dtype=bf16 initial=1", "lengths=100+0+30 Hv=2 K=64 V=64 dtype=f16 initial=1",
-        "op=recurrent B=3 T=2 Hv=2 K=64 V=64 initial=1"}) {
+       {"T=300 Hq=1 Hv=2 K=64 V=64 dtype=bf16 initial=1", "T=300 Hq=1 Hv=2 K=64 V=64 initial=1",
+        "lengths=100+0+30 Hv=2 K=64 V=64 dtype=f16 initial=1", "op=recurrent B=3 T=2 Hv=2 K=64 V=64 initial=1"}) {
     const Case c = parse_case(text);
     const Tensors inputs = make_inputs(c);
     const Values expected = run_on(0, c, inputs);
@@ -56,6 +56,26 @@ TEST(Faults, D05_memory_of_a_forward) {
         const std::int64_t o = c.B * c.T * c.Hv * c.V * element_bytes(dtype), states = problem.sequences() * c.Hv * c.K * c.V * 4;
         const auto bytes = static_cast<double>(plan(ChunkForward{problem}).workspace_bytes);
         EXPECT_LE(bytes, 1.6 * static_cast<double>(o + states)) << to_text(c);
+      }
+    }
+  }
+}
+
+/// The backward works with at most two bf16 states and three rows of values for 64 tokens and value head.
+TEST(Faults, D05_memory_of_a_backward) {
+  for (const char* text : {"T=32768", "B=8 T=1024", "B=64 T=64", "T=131072"}) {
+    for (const std::int64_t heads_v : {16, 32, 64}) {
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Case c = parse_case(std::string("op=backward ") + text);
+        c.Hq = 16;
+        c.Hv = heads_v;
+        c.K = c.V = 128;
+        c.dtype = dtype;
+        Problem problem = problem_of(c);
+        problem.device = {DeviceType::cuda, 0};
+        const std::int64_t of_chunk = 2 * c.K * c.V * 2 + 3 * 64 * c.V * element_bytes(dtype);
+        const std::int64_t chunks = c.B * (c.T / 64) * c.Hv;
+        EXPECT_LE(plan(ChunkBackward{problem}).workspace_bytes, static_cast<std::size_t>(chunks * of_chunk)) << to_text(c);
       }
     }
   }

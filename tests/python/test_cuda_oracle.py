@@ -3,7 +3,7 @@
 import pytest
 import torch
 from bounds import assert_close
-from on_cuda import moved_all, skip_if_refused, skip_without_cuda
+from on_cuda import expect_taken, moved_all, skip_without_cuda
 from problems import TENSORS, all_pairs, for_oracle, make, with_gradients
 from recurrence import recurrence, single_precision_error
 from test_oracle import OPTIONS as CPU_OPTIONS
@@ -22,7 +22,7 @@ def check(problem, operation, function):
     arguments = make(problem)
     got = moved_all(arguments)
     chunked = operation == "chunk_forward"
-    skip_if_refused(got, operation, promised=problem.dtype != torch.float32 or not chunked)
+    expect_taken(got, operation)
     o, final, _ = recurrence(**for_oracle(arguments))
     error = single_precision_error(arguments, o, final) if problem.dtype == torch.float32 else 0.0
     o_got, final_got = function(**got, output_final_state=True)
@@ -46,7 +46,7 @@ def test_recurrent(problem):
 @EACH_PROBLEM
 def test_gradients(problem):
     arguments = make(problem)
-    skip_if_refused(moved_all(arguments), "chunk_backward", promised=False)
+    expect_taken(moved_all(arguments), "chunk_backward")
     expected = with_gradients(arguments)
     o, final, _ = recurrence(**for_oracle(expected))
     generator = torch.Generator().manual_seed(1)

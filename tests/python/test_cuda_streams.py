@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_cuda import moved, moved_all, skip_if_refused, skip_without_cuda
+from on_cuda import expect_taken, moved, moved_all, skip_without_cuda
 from problems import Problem, make, with_gradients
 from processes import run_python
 
@@ -187,7 +187,7 @@ def test_repeats_are_equal_and_packs_do_not_matter(function):
 def test_backward_on_the_stream_of_its_forward():
     """Autograd runs it on a thread of its own, on the stream of the forward: the same gradients as on the default stream."""
     arguments = moved_all(packed((100, 50)))
-    skip_if_refused(arguments, "chunk_backward", promised=False)
+    expect_taken(arguments, "chunk_backward")
     eager = with_gradients(arguments)
     chunk_gated_delta_rule(**eager)[0].float().square().sum().backward()
     torch.cuda.synchronize()

@@ -60,6 +60,24 @@ FLASHQLA_DEVICE void copy_triangle(float* to, const float* from) {
   }
 }
 
+/// Narrow panels: 64 rows of 16 columns. Rows are 20 floats, so that eight of them are read 16 bytes each at once; neighbouring
+/// panels begin 16 banks apart.
+inline constexpr int kSliceColumns = 16, kSliceStride = 20;
+inline constexpr int kSliceFloats = kPanelRows * kSliceStride + 16;
+
+/// As copy_panel, by 256 threads.
+FLASHQLA_DEVICE void copy_slice(float* to, const GlobalFloats& from, int column) {
+  const int row = static_cast<int>(threadIdx.x) / 4, piece = static_cast<int>(threadIdx.x) % 4 * 4;
+  const bool there = row < from.rows && column + piece < from.columns;
+  const float* const source = there ? from.first + (row * from.stride + column + piece) : from.first;
+  float* const place = to + row * kSliceStride + piece;
+  if (from.aligned) {
+    ptx::cp_async_16(ptx::shared_address(place), source, there ? 16 : 0);
+  } else {
+    for (int j = 0; j < 4; ++j) place[j] = there ? source[j] : 0.0f;
+  }
+}
+
 FLASHQLA_DEVICE float4 load_float4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 FLASHQLA_DEVICE void store_float4(float* to, const float (&x)[4]) {
   *reinterpret_cast<float4*>(to) = float4{x[0], x[1], x[2], x[3]};
@@ -111,14 +129,32 @@ FLASHQLA_DEVICE void multiply_lower(float (&c)[4][4], const float* a, const floa
   multiply_rows<16, kStep, 3>(c, a + kPanelFloats + 16, b + 48 * stride_b, stride_b);
 }
 
-/// c[i][j] += sum over k < kDepth of a[i * kStepA + k] b[j * kStepB + k]; only j <= i with kLower.
-template <int kDepth, int kStepA, int kStepB, bool kLower, int kRows, int kColumns>
+/// The part of 16 rows of multiply_lower_transposed: of the first kCount of the thread's columns of the triangle.
+template <int kCount>
+FLASHQLA_DEVICE void multiply_block_transposed(float (&c)[4][4], const float* a, const float* b, int stride_b) {
+#pragma unroll 4
+  for (int k = 0; k < 16; ++k) {
+    const float4 right = load_float4(b + k * stride_b);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) add_times(c[i], a[i / 2 * kPanelFloats + k * kPanelStride + i % 2 * 16], right);
+  }
+}
+/// c[i][j] += sum over k < 64 of a[k][16 i] b[k][j] for a lower triangle in two panels.
+FLASHQLA_DEVICE void multiply_lower_transposed(float (&c)[4][4], const float* a, const float* b, int stride_b) {
+  multiply_block_transposed<1>(c, a, b, stride_b);
+  multiply_block_transposed<2>(c, a + 16 * kPanelStride, b + 16 * stride_b, stride_b);
+  multiply_block_transposed<3>(c, a + 32 * kPanelStride, b + 32 * stride_b, stride_b);
+  multiply_block_transposed<4>(c, a + 48 * kPanelStride, b + 48 * stride_b, stride_b);
+}
+
+/// c[i][j] += sum over k < kDepth of a[i * kStepA + i / 4 * kSkipA + k] b[j * kStepB + k]; only j <= i with kLower.
+template <int kDepth, int kStepA, int kStepB, bool kLower, int kSkipA = 0, int kRows, int kColumns>
 FLASHQLA_DEVICE void multiply_dots(float (&c)[kRows][kColumns], const float* a, const float* b) {
 #pragma unroll 2
   for (int k = 0; k < kDepth; k += 4) {
     float4 left[kRows], right[kColumns];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) left[i] = load_float4(a + i * kStepA + k);
+    for (int i = 0; i < kRows; ++i) left[i] = load_float4(a + i * kStepA + i / 4 * kSkipA + k);
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) right[j] = load_float4(b + j * kStepB + k);
 #pragma unroll

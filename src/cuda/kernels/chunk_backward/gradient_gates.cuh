@@ -6,12 +6,10 @@
 // No term is there to be cancelled by another: under strong decay each is as small as the result.
 #pragma once
 
+#include "cuda/kernels/chunk_backward/gate_gradients.cuh"
 #include "cuda/kernels/chunk_backward/gradient_products.cuh"
 
 namespace flashqla::cuda {
-
-/// Below it beta is not divided by: its token's dV has lost digits to larger ones of its row of V.
-inline constexpr float kLeastBeta = 1.0f / 16;
 
 /// `pairs` holds dO e^T or dV e^T and becomes dP or dKK; `products`, Q K^T or K K^T without factors, becomes E
 /// without beta. The diagonal of dV e^T goes to the sums. `log`: of what pairs has been divided by.
@@ -89,41 +87,6 @@ FLASHQLA_DEVICE void sum_pairs(const GradientShared<kDimK>& shared, const Gradie
   for (int upper = 0; upper < 2; ++upper) sums.first_half[place.gram()][place.token(upper)] = before[upper];
 }
 
-/// Sums over the tokens from each one on: x of the lane's tokens, lane and lane + 32.
-FLASHQLA_DEVICE void sum_from(double (&x)[2]) {
-  const int lane = tile::lane_id();
-  const double second = __shfl_sync(0xffffffffu, x[1], 31 - lane), first = __shfl_sync(0xffffffffu, x[0], 31 - lane);
-  const double late = block::warp_sums(second);
-  const double early = block::warp_sums(first) + __shfl_sync(0xffffffffu, late, 31);
-  x[0] = __shfl_sync(0xffffffffu, early, 31 - lane);
-  x[1] = __shfl_sync(0xffffffffu, late, 31 - lane);
-}
-/// Sums over the tokens before each one.
-FLASHQLA_DEVICE void sum_before(double (&x)[2]) {
-  const int lane = tile::lane_id();
-  const double first = block::warp_sums(x[0]), second = block::warp_sums(x[1]);
-  const double left = __shfl_up_sync(0xffffffffu, first, 1), right = __shfl_up_sync(0xffffffffu, second, 1);
-  const double half = __shfl_sync(0xffffffffu, first, 31);
-  x[0] = lane > 0 ? left : 0.0;
-  x[1] = half + (lane > 0 ? right : 0.0);
-}
-
-/// From the gradient of a token's log decay to that of g as given; adds to sums[0] and sums[1] those of a_log and dt_bias.
-FLASHQLA_DEVICE double gate_gradient(const ChunkBackwardParams& p, const block::RawGates& raw, double d_decay,
-                                     double (&sums)[2]) {
-  if (p.gate != Gate::computed || d_decay == 0.0) return d_decay;  // zero stays zero however steep the gate is
-  const float x = raw.g + raw.bias;
-  sums[0] += d_decay * static_cast<double>(raw.log_decay(p));
-  const float slope = x < -80.0f ? -expf(raw.a_log + x) : -expf(raw.a_log) * block::sigmoid(x);
-  const double d_g = d_decay * static_cast<double>(slope);
-  sums[1] += d_g;
-  return d_g;
-}
-FLASHQLA_DEVICE float beta_slope(Beta kind, float beta) {
-  if (kind == Beta::one || kind == Beta::given) return 1.0f;
-  return (kind == Beta::sigmoid ? 1.0f : 2.0f) * block::sigmoid(beta) * block::sigmoid(-beta);
-}
-
 /// Of the sums of E: what flows across token t, and its column's sum without beta.
 FLASHQLA_DEVICE float2 sums_of_pairs(const GateSums& sums, int t) {
   float across = 0.0f, column = 0.0f;
@@ -166,29 +129,9 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
   across[1] += halves[1];
   float states = lane < kGradientWarps ? shared.state_dots[lane] : 0.0f;
   states = block::warp_total(states) * (exp2f(shared.high[kChunkTokens - 1]) * exp2f(shared.low[kChunkTokens - 1]));
-  double head_sums[2] = {0.0, 0.0};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int t = lane + 32 * half;
-    if (t >= chunk.tokens) continue;
-    const std::int64_t row = chunk.token + t;
-    const block::RawGates raw = block::load_gates(p, chunk.batch, row, head);
-    const double d_decay = static_cast<double>(states) + writes[half] + reads[half] + across[half];
-    const double d_g = gate_gradient(p, raw, d_decay, head_sums);
-    if (p.d_g.data != nullptr) {
-      store_scalar(p.d_g.data, p.d_g.dtype, offset_of(p.d_g, chunk.batch, row, head), static_cast<float>(d_g));
-    }
-    if (p.d_beta.data != nullptr) {
-      store_scalar(p.d_beta.data, p.d_beta.dtype, offset_of(p.d_beta, chunk.batch, row, head),
-                   d_beta[half] * beta_slope(p.beta_kind, raw.beta));
-    }
-  }
-  if (p.head_sums == nullptr) return;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const double sum = block::warp_sums(head_sums[i]);
-    if (lane == 31) p.head_sums[2 * unit + i] = sum;
-  }
+  double d_decay[2];
+  for (int half = 0; half < 2; ++half) d_decay[half] = static_cast<double>(states) + writes[half] + reads[half] + across[half];
+  store_gate_gradients(p, chunk, head, unit, d_decay, d_beta);
 }
 
 }  // namespace flashqla::cuda

@@ -284,25 +284,6 @@ FLASHQLA_DEVICE void store_row_gradients(const ChunkBackwardParams& p, const Pre
   }
 }
 
-/// Rows past the last offset belong to no sequence: their gradients are zero. Blocks past the last chunk take 64 of them each.
-FLASHQLA_DEVICE void zero_gradients(const ChunkBackwardParams& p, std::int64_t idle, std::int32_t head_qk) {
-  if (p.sequences.offsets == nullptr) return;
-  const std::int64_t first = p.sequences.offsets[p.sequences.count] + idle * kChunkTokens;
-  const std::int64_t left = p.sequences.tokens - first, rows = left < kChunkTokens ? left : kChunkTokens;
-  const auto clear = [&](const TokenTensor& x, std::int32_t first_head, std::int32_t heads, std::int32_t columns) {
-    if (x.data == nullptr) return;
-    for (std::int64_t at = threadIdx.x; at < rows * heads * columns; at += kGradientThreads) {
-      const std::int64_t column = at % columns, head = first_head + at / columns % heads, row = at / columns / heads;
-      store_scalar(x.data, x.dtype, offset_of(x, 0, first + row, head) + column, 0.0f);
-    }
-  };
-  clear(p.d_q, head_qk, 1, p.dim_k);
-  clear(p.d_k, head_qk, 1, p.dim_k);
-  clear(p.d_v, head_qk * p.group, p.group, p.dim_v);
-  clear(p.d_g, head_qk * p.group, p.group, 1);
-  clear(p.d_beta, head_qk * p.group, p.group, 1);
-}
-
 template <class Element, int kDimK>
 __global__ void __launch_bounds__(kGradientThreads, 1) chunk_gradients(const __grid_constant__ ChunkBackwardParams p) {
   extern __shared__ __align__(128) std::byte memory[];

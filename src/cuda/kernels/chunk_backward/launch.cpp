@@ -4,6 +4,7 @@
 
 #include "cuda/host/device.hpp"
 #include "cuda/host/views.hpp"
+#include "cuda/kernels/chunk_backward/launch_f32.hpp"
 #include "cuda/kernels/chunk_backward/start.hpp"
 #include "cuda/kernels/chunk_forward/setup.hpp"
 #include "flashqla/error.hpp"
@@ -32,6 +33,13 @@ class Parts {
   std::size_t bytes_ = 0;
 };
 
+FloatKept take_float_kept(Parts& parts, const Problem& p, std::int64_t units) {
+  FloatKept kept;
+  for (float** states : {&kept.states, &kept.d_states}) *states = parts.take<float>(units * p.dim_k * p.dim_v);
+  for (float** rows : {&kept.errors, &kept.d_values}) *rows = parts.take<float>(units * kTokensPerChunk * p.dim_v);
+  return kept;
+}
+
 KeptChunks take_kept(Parts& parts, const Problem& p, std::int64_t units) {
   const std::int64_t tiles_v = p.dim_v / 16, tiles_k = p.dim_k / 16;
   KeptChunks kept;
@@ -46,17 +54,22 @@ struct BackwardWorkspace {
   std::byte* schedule = nullptr;
   std::byte* units = nullptr;
   KeptChunks kept, d_kept;
+  FloatKept float_kept;
   double* head_sums = nullptr;
   std::byte* zeros = nullptr;  // a row of dO, where there is none
   std::size_t bytes = 0;
 
   BackwardWorkspace(const Problem& p, std::byte* memory) {
     Parts parts(memory);
-    const std::int64_t count = chunk_bound(p, kStored) * p.heads_v;
+    const std::int64_t count = chunk_bound(p, kStored) * heads_qk_at_once(p) * (p.heads_v / p.heads_qk);
     if (needs_table(p, kStored)) schedule = parts.take(static_cast<std::int64_t>(schedule_bytes(p.sequences())));
-    units = parts.take(count * ChunkUnit::kBytes);
-    kept = take_kept(parts, p, count);
-    d_kept = take_kept(parts, p, count);
+    units = parts.take(count * unit_bytes(p.dtype));
+    if (p.dtype == DType::f32) {
+      float_kept = take_float_kept(parts, p, count);
+    } else {
+      kept = take_kept(parts, p, count);
+      d_kept = take_kept(parts, p, count);
+    }
     if (p.gate == Gate::computed) head_sums = parts.take<double>(2 * count);
     zeros = parts.take(p.dim_v * element_bytes(p.dtype));
     bytes = parts.bytes();
@@ -112,7 +125,7 @@ StatesStarter states_starter(bool bf16, std::int32_t padded_k) {
 
 std::string chunk_backward_refusal(const ChunkBackward& d) {
   const Problem& p = d.problem;
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "computes with bfloat16 and float16 q, k and v only";
+  if (p.dtype == DType::f64) return "computes with float32, bfloat16 and float16 q, k and v only";
   if (p.dim_k % 16 != 0 || p.dim_v % 16 != 0) return "takes K and V that are multiples of 16";
   if (p.sequences() >= kMostBlocks || chunk_bound(p, kStored) * p.heads_qk >= kMostBlocks ||
       p.sequences() * p.heads_v * ((p.dim_v + 15) / 16) >= kMostBlocks / 2) {
@@ -132,19 +145,20 @@ void launch_chunk_backward(const ChunkBackwardArguments& a, std::byte* workspace
   const DeviceScope scope(p.device.index);
   const BackwardWorkspace memory(p, workspace);
   const std::int32_t padded_k = padded_dim_k(p.dim_k);
-  const AdvanceShape shape =
-      advance_shape(p, padded_k, properties_of(p.device.index), {2, most_state_tiles(padded_k)}, "chunk_backward");
   ScheduleArrays arrays;
   if (needs_table(p, kStored)) {
     arrays = schedule_arrays(p.sequences(), memory.schedule);
     make_table(a, arrays, stream);
   }
   ChunkBackwardParams params = params_of(a, memory, arrays);
-  params.stages = shape.stages;
   const auto native = static_cast<cudaStream_t>(stream.handle);
   if (!a.d_o.present()) {
     check(cudaMemsetAsync(memory.zeros, 0, static_cast<std::size_t>(p.dim_v * element_bytes(p.dtype)), native), "a row of zeros");
   }
+  if (p.dtype == DType::f32) return launch_chunk_backward_f32(p, params, memory.float_kept, stream);
+  const AdvanceShape shape =
+      advance_shape(p, padded_k, properties_of(p.device.index), {2, most_state_tiles(padded_k)}, "chunk_backward");
+  params.stages = shape.stages;
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t chunk_blocks = params.sequences.chunk_bound * p.heads_qk, blocks = 2 * advance_blocks(p, shape);
   check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, chunk_blocks, stream.handle),

@@ -16,8 +16,10 @@ struct ChunkBackwardParams : ChunkForwardParams {
   TokenTensor d_o, d_q, d_k, d_v, d_g, d_beta;
   StateTensor d_final_state, d_initial_state;
   HeadResult d_a_log, d_dt_bias;
-  KeptChunks d_kept;  // gradients of the state after every chunk, and of v
-  double* head_sums;  // [chunk][Hv][2]: a chunk's part of the gradients of a_log and dt_bias
+  KeptChunks d_kept;          // gradients of the state after every chunk, and of v
+  StateTensor d_kept_states;  // f32: the gradient of the state after every chunk, a row each
+  TokenTensor d_kept_values;  // f32: that of v, a chunk a batch entry
+  double* head_sums;          // [chunk][Hv][2]: a chunk's part of the gradients of a_log and dt_bias
 };
 
 }  // namespace flashqla::cuda

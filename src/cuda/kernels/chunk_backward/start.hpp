@@ -18,6 +18,9 @@ int start_states_f16_256(const ChunkBackwardParams& params, int tiles, std::int6
 int start_gradients_bf16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 int start_gradients_f16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
 
+int start_states_f32(const ChunkBackwardParams& params, int tiles, std::int64_t blocks, void* stream);
+int start_gradients_f32(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+
 int start_head_sums(const ChunkBackwardParams& params, void* stream);
 
 }  // namespace flashqla::cuda
