@@ -25,8 +25,9 @@ static __device__ float noise(std::uint64_t i, std::uint32_t seed) {
   return static_cast<float>((x ^ x >> 31) >> 40) * (2.0f / 16777216.0f) - 1.0f;
 }
 
-/// Rows of 128 numbers, of length 1 if `unit`: a warp a row.
-static __global__ void fill_rows(__nv_bfloat16* to, std::int64_t rows, std::uint32_t seed, bool unit) {
+/// Rows of 128 numbers, of length 1 if `unit`: a warp a row. Element: __nv_bfloat16 or float.
+template <class Element>
+__global__ void fill_rows(Element* to, std::int64_t rows, std::uint32_t seed, bool unit) {
   const std::int64_t row = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (row >= rows) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -36,7 +37,7 @@ static __global__ void fill_rows(__nv_bfloat16* to, std::int64_t rows, std::uint
     sum += x[i] * x[i];
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-  for (int i = 0; i < 4; ++i) to[row * 128 + lane + 32 * i] = __float2bfloat16_rn(unit ? x[i] * rsqrtf(sum) : x[i]);
+  for (int i = 0; i < 4; ++i) to[row * 128 + lane + 32 * i] = static_cast<Element>(unit ? x[i] * rsqrtf(sum) : x[i]);
 }
 static __global__ void fill_gates(float* g, float* beta, std::int64_t tokens, int heads) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -1,7 +1,7 @@
 // Times chunk_forward and chunk_backward on a CUDA device over the rows of two tables: `flashqla_bench_cuda [part of a row's
-// name]`, one JSON line a row. As a model calls it: bf16, K = V = 128, an initial state, the final state wanted, q and k
-// normalised before, g and beta given; a quarter of the heads never decay; for the backward gradients of o and of the final
-// state. A CUDA graph of one call is replayed 30 times; time is the median.
+// name]`, one JSON line a row. As a model calls it: bf16 (float32 in rows that say so), K = V = 128, an initial state, the final
+// state wanted, q and k normalised before, g and beta given; a quarter of the heads never decay; for the backward gradients of o
+// and of the final state. A CUDA graph of one call is replayed 30 times; time is the median.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -25,6 +25,7 @@ struct Row {
   std::int64_t heads_qk, heads_v, batch;
   std::vector<std::int64_t> lengths;  // packed when not empty
   std::int64_t tokens;                // of each batch entry, else
+  DType dtype = DType::bf16;          // or f32
 };
 
 Problem problem_of(const Row& row, const std::vector<std::int64_t>& offsets) {
@@ -34,10 +35,22 @@ Problem problem_of(const Row& row, const std::vector<std::int64_t>& offsets) {
   p.tokens = row.lengths.empty() ? row.tokens : offsets.back();
   p.heads_qk = row.heads_qk;
   p.heads_v = row.heads_v;
-  p.dtype = DType::bf16;
+  p.dtype = row.dtype;
   p.packed = !row.lengths.empty();
   if (p.packed) p.num_sequences = static_cast<std::int64_t>(row.lengths.size());
   return p;
+}
+
+/// `count` rows of 128 random numbers.
+void* random_rows(DType dtype, std::int64_t count, std::uint32_t seed, bool unit, Memory& memory) {
+  if (dtype == DType::f32) {
+    auto* rows = memory.take<float>(count * 128);
+    fill_rows<<<blocks(count * 32), 256>>>(rows, count, seed, unit);
+    return rows;
+  }
+  auto* rows = memory.take<__nv_bfloat16>(count * 128);
+  fill_rows<<<blocks(count * 32), 256>>>(rows, count, seed, unit);
+  return rows;
 }
 
 /// Random numbers in every tensor that both operations read.
@@ -47,24 +60,21 @@ struct Inputs {
 };
 Inputs inputs_of(const Problem& p, const std::vector<std::int64_t>& offsets, Memory& memory) {
   const std::int64_t all = p.batch * p.tokens, states = p.sequences() * p.heads_v * 128 * 128;
-  auto* q = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
-  auto* k = memory.take<__nv_bfloat16>(all * p.heads_qk * 128);
-  auto* v = memory.take<__nv_bfloat16>(all * p.heads_v * 128);
+  void* q = random_rows(p.dtype, all * p.heads_qk, 1, true, memory);
+  void* k = random_rows(p.dtype, all * p.heads_qk, 2, true, memory);
+  void* v = random_rows(p.dtype, all * p.heads_v, 3, false, memory);
   auto* g = memory.take<float>(all * p.heads_v);
   auto* beta = memory.take<float>(all * p.heads_v);
   auto* initial = memory.take<float>(states);
   auto* cu = memory.take<std::int64_t>(static_cast<std::int64_t>(offsets.size()));
   check(cudaMemcpy(cu, offsets.data(), offsets.size() * 8, cudaMemcpyHostToDevice), "copy");
-  fill_rows<<<blocks(all * p.heads_qk * 32), 256>>>(q, all * p.heads_qk, 1, true);
-  fill_rows<<<blocks(all * p.heads_qk * 32), 256>>>(k, all * p.heads_qk, 2, true);
-  fill_rows<<<blocks(all * p.heads_v * 32), 256>>>(v, all * p.heads_v, 3, false);
   fill_gates<<<blocks(all * p.heads_v), 256>>>(g, beta, all, static_cast<int>(p.heads_v));
   fill_states<<<blocks(states), 256>>>(initial, states);
   Inputs inputs;
   InputTensors& t = inputs.tensors;
-  t.q = TensorView(q, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
-  t.k = TensorView(k, DType::bf16, {p.batch, p.tokens, p.heads_qk, 128});
-  t.v = TensorView(v, DType::bf16, {p.batch, p.tokens, p.heads_v, 128});
+  t.q = TensorView(q, p.dtype, {p.batch, p.tokens, p.heads_qk, 128});
+  t.k = TensorView(k, p.dtype, {p.batch, p.tokens, p.heads_qk, 128});
+  t.v = TensorView(v, p.dtype, {p.batch, p.tokens, p.heads_v, 128});
   t.g = TensorView(g, DType::f32, {p.batch, p.tokens, p.heads_v});
   t.beta = TensorView(beta, DType::f32, {p.batch, p.tokens, p.heads_v});
   if (p.packed) t.cu_seqlens = TensorView(cu, DType::i64, {p.sequences() + 1});
@@ -73,12 +83,11 @@ Inputs inputs_of(const Problem& p, const std::vector<std::int64_t>& offsets, Mem
 }
 
 /// A tensor like another, its contents not set.
-template <class Element>
 TensorView like(const ConstTensorView& other, Memory& memory) {
   std::int64_t count = 1;
   for (int i = 0; i < other.rank; ++i) count *= other.sizes[static_cast<std::size_t>(i)];
   TensorView view;
-  view.data = memory.take<Element>(count);
+  view.data = memory.take<std::byte>(count * element_bytes(other.dtype));
   view.dtype = other.dtype;
   view.rank = other.rank;
   view.sizes = other.sizes;
@@ -91,8 +100,8 @@ ChunkForwardTensors forward_tensors(const Problem& p, const std::vector<std::int
   ChunkForwardTensors t;
   t.inputs = inputs.tensors;
   t.states.initial_state = inputs.state;
-  t.states.final_state = like<float>(inputs.state, memory);
-  t.o = like<__nv_bfloat16>(inputs.tensors.v, memory);
+  t.states.final_state = like(inputs.state, memory);
+  t.o = like(inputs.tensors.v, memory);
   check(cudaDeviceSynchronize(), "data");
   return t;
 }
@@ -103,17 +112,17 @@ ChunkBackwardTensors backward_tensors(const Problem& p, const std::vector<std::i
   ChunkBackwardTensors t;
   t.inputs = inputs.tensors;
   t.initial_state = inputs.state;
-  const TensorView d_o = like<__nv_bfloat16>(inputs.tensors.v, memory), d_final = like<float>(inputs.state, memory);
-  fill_rows<<<blocks(rows * 32), 256>>>(static_cast<__nv_bfloat16*>(d_o.data), rows, 4, false);
+  const TensorView d_final = like(inputs.state, memory);
+  t.d_o = inputs.tensors.v;
+  t.d_o.data = random_rows(p.dtype, rows, 4, false, memory);
   fill_states<<<blocks(states), 256>>>(static_cast<float*>(d_final.data), states);
-  t.d_o = d_o;
   t.d_final_state = d_final;
-  t.d_q = like<__nv_bfloat16>(inputs.tensors.q, memory);
-  t.d_k = like<__nv_bfloat16>(inputs.tensors.k, memory);
-  t.d_v = like<__nv_bfloat16>(inputs.tensors.v, memory);
-  t.d_g = like<float>(inputs.tensors.g, memory);
-  t.d_beta = like<float>(inputs.tensors.beta, memory);
-  t.d_initial_state = like<float>(inputs.state, memory);
+  t.d_q = like(inputs.tensors.q, memory);
+  t.d_k = like(inputs.tensors.k, memory);
+  t.d_v = like(inputs.tensors.v, memory);
+  t.d_g = like(inputs.tensors.g, memory);
+  t.d_beta = like(inputs.tensors.beta, memory);
+  t.d_initial_state = like(inputs.state, memory);
   check(cudaDeviceSynchronize(), "data");
   return t;
 }
@@ -172,6 +181,7 @@ int main(int argc, char** argv) {
       {"(16,32) 1x2048", 16, 32, 1, {}, 2048},
       {"(2,8) 1x32768", 2, 8, 1, {}, 32768},
       {"(2,8) 1x2048", 2, 8, 1, {}, 2048},
+      {"float32 (16,32) 1x8192", 16, 32, 1, {}, 8192, DType::f32},
   };
   const std::vector<Row> backward_rows = {
       {"(16,32) 1x8192", 16, 32, 1, {}, 8192},
@@ -182,6 +192,7 @@ int main(int argc, char** argv) {
       {"(8,16) 1x32768", 8, 16, 1, {}, 32768},
       {"(4,8) 1x32768", 4, 8, 1, {}, 32768},
       {"(16,32) 4x2048", 16, 32, 4, {}, 2048},
+      {"float32 (16,32) 1x8192", 16, 32, 1, {}, 8192, DType::f32},
   };
   const auto asked = [&](const std::string& name) { return argc < 2 || name.find(argv[1]) != std::string::npos; };
   for (const Row& row : rows) {
