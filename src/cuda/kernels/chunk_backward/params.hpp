@@ -19,7 +19,6 @@ struct ChunkBackwardParams : ChunkForwardParams {
   KeptChunks d_kept;          // gradients of the state after every chunk, and of v
   StateTensor d_kept_states;  // f32: the gradient of the state after every chunk, a row each
   TokenTensor d_kept_values;  // f32: that of v, a chunk a batch entry
-  float* dots;                // f16: dots.cuh
   double* head_sums;          // [chunk][Hv][2]: a chunk's part of the gradients of a_log and dt_bias
 };
 

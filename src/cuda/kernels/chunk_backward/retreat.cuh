@@ -8,7 +8,7 @@
 // What scores and solve hold for a token, later tokens of its chunk contribute to, so that half 1 leaves de for half 0.
 #pragma once
 
-#include "cuda/kernels/chunk_backward/dots.cuh"
+#include "cuda/kernels/chunk_backward/params.hpp"
 #include "cuda/kernels/chunk_forward/advance_kernel.cuh"
 
 namespace flashqla::cuda {
@@ -186,11 +186,6 @@ struct Retreat {
                                      const tile::Accumulator (&)[4]) {
     store_value_gradients<Element>(p, work, chunk, place, unit, memory, d_e);
   }
-  template <class Element>
-  static FLASHQLA_DEVICE void projected(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
-                                        const tile::Accumulator (&products)[4]) {
-    dot_rows(p, work, chunk, place, products);
-  }
 };
 
 template <class Element, int kDimK, int kTiles>
@@ -202,7 +197,6 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   const typename Shared::Values d_o{ptx::shared_address(stage.values)};
   tile::Accumulator de[4], d_e[4];
   project_tokens<Element, kDimK, kTiles, false>(stage, exchange, place, part, de, d_e);
-  if constexpr (std::is_same_v<Element, ptx::F16>) dot_rows(p, work, chunk, place, de);
   take_scores<Element, Shared::kSlab>(d_o, stage.unit, place, d_e);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -231,28 +225,25 @@ FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const Advanc
   StatePart<kDimK> part;
   load_state<kDimK>(p, work, p.d_final_state, p.d_final_state.data != nullptr ? work.sequence : -1, part);
   walk_chunks<Element, kDimK, kTiles, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, const Stage& stage) {
-    if constexpr (std::is_same_v<Element, ptx::F16>) dot_states<kDimK>(p, work, chunk, part);
     keep_state<kDimK>(p.d_kept, p, work, chunk, part);
     retreat_chunk<Element, kDimK, kTiles>(p, work, chunk, stage, shared.exchange, part);
   });
   if (p.d_initial_state.data != nullptr) store_state<kDimK>(p, work, p.d_initial_state, work.sequence, part);
 }
 
-/// Blocks with even numbers advance states, those with odd ones retreat: neither needs the other's. With f16 a block does both,
-/// one after the other (dots.cuh).
+/// Blocks with even numbers advance states, those with odd ones retreat: neither needs the other's.
 template <class Element, int kDimK, int kTiles>
 __global__ void __launch_bounds__(kTiles * 64) states_both_ways(const __grid_constant__ ChunkBackwardParams p) {
   using Shared = AdvanceShared<kDimK, kTiles>;
-  constexpr bool kBoth = std::is_same_v<Element, ptx::F16>;
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  const AdvanceWork work = advance_work<Shared::kSlab>(p, kBoth ? blockIdx.x : blockIdx.x / 2);
-  if (kBoth || blockIdx.x % 2 == 0) {
+  const AdvanceWork work = advance_work<Shared::kSlab>(p, blockIdx.x / 2);
+  if (blockIdx.x % 2 == 0) {
     const std::int64_t read = p.initial_state.data != nullptr ? work.sequence : -1;
     advance_sequence<Element, kDimK, kTiles, true>(p, work, read, -1, shared);
+  } else {
+    retreat_sequence<Element, kDimK, kTiles>(p, work, shared);
   }
-  if constexpr (kBoth) __syncthreads();  // all have left the stages
-  if (kBoth || blockIdx.x % 2 != 0) retreat_sequence<Element, kDimK, kTiles>(p, work, shared);
 }
 
 }  // namespace flashqla::cuda

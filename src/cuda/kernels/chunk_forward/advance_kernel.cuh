@@ -96,8 +96,8 @@ FLASHQLA_DEVICE void add_scores(const std::byte* unit, const Answer& from, const
 template <class Element, bool kKeeps, int kDimK>
 FLASHQLA_DEVICE bool solve_tokens(const std::byte* unit, Answer& to, Answer& from, const LanePlace& place,
                                   const StatePart<kDimK>& part, const float (&largest)[2], tile::Accumulator (&e)[4],
-                                  float (&scale)[2], float (&ratio)[2], tile::FragmentA (&own)[2],
-                                  tile::FragmentA (&own_rests)[2], tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2]) {
+                                  float (&scale)[2], float (&ratio)[2], tile::FragmentA (&own)[2], tile::FragmentA (&left)[2],
+                                  tile::FragmentA (&rest)[2]) {
   const int lane = tile::lane_id();
   tile::FragmentA first[2] = {};
   const Reach reach = reach_of<Element>(unit, ChunkUnit::kLeastForth, ChunkUnit::kWriteK, place, largest, e, part);
@@ -107,7 +107,6 @@ FLASHQLA_DEVICE bool solve_tokens(const std::byte* unit, Answer& to, Answer& fro
 #pragma unroll
   for (int t = 0; t < 2; ++t) {
     own[t] = tile::to_a<ptx::F16>(u[2 * t], u[2 * t + 1]);
-    own_rests[t] = rests_of(u[2 * t], u[2 * t + 1], own[t]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       scale_columns(u[2 * t + half], column_factors(unit, ChunkUnit::kWriteK, 4 * place.half + 2 * t + half));
@@ -186,13 +185,6 @@ struct Advance {
       tile::FragmentA rows[2];
       pack_rows(e, scale, rows);
       keep_rows(p.kept, p, work, chunk, place, rows, scale);
-      if constexpr (std::is_same_v<Element, ptx::F16>) {
-        const float inverse[2] = {block::inverse_power(scale[0]), block::inverse_power(scale[1])};
-#pragma unroll
-        for (int n = 0; n < 4; ++n) scale_rows(e[n], inverse);
-        const tile::FragmentA rests[2] = {rests_of(e[0], e[1], rows[0]), rests_of(e[2], e[3], rows[1])};
-        keep_row_rests(p.kept, p, work, chunk, place, rests);
-      }
     } else {
       store_rows<Element>(p, work, p.o, place, chunk, memory, o);
     }
@@ -211,15 +203,14 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
   project_tokens<Element, kDimK, kTiles, !kKeeps>(stage, exchange, place, part, sk, o);
   float largest[2], scale[2], ratio[2];
   take_errors<Element, Shared::kSlab>(values, stage.unit, place, sk, largest);
-  tile::FragmentA e[2], e_rests[2], left[2], rest[2];
+  tile::FragmentA e[2], left[2], rest[2];
   Answer& own = exchange[place.own()].answer;
   Answer& other = exchange[place.other()].answer;
-  if (solve_tokens<Element, kKeeps>(stage.unit, other, own, place, part, largest, sk, scale, ratio, e, e_rests, left, rest)) {
+  if (solve_tokens<Element, kKeeps>(stage.unit, other, own, place, part, largest, sk, scale, ratio, e, left, rest)) {
     return walk_chunk<Element, kDimK, kTiles, Advance<kKeeps>>(p, work, chunk, stage, exchange, part);
   }
   if constexpr (kKeeps) {
     keep_rows(p.kept, p, work, chunk, place, e, scale);
-    if constexpr (std::is_same_v<Element, ptx::F16>) keep_row_rests(p.kept, p, work, chunk, place, e_rests);
   } else {
     add_scores(stage.unit, own, place, scale, ratio, e, o);
   }

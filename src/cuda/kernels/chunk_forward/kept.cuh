@@ -15,18 +15,6 @@ FLASHQLA_DEVICE std::int64_t unit_number(const OperationParams& p, const Advance
   return (work.rows.first_chunk + chunk) * p.heads_v + work.head;
 }
 
-/// 2^11 times what rounding a pair of numbers to f16 left.
-inline constexpr float kRestFactor = 0x1p11f;
-FLASHQLA_DEVICE std::uint32_t rest_of_pair(float x, float y, std::uint32_t rounded) {
-  const float2 r = ptx::unpack_pair<ptx::F16>(rounded);
-  return ptx::pack_pair<ptx::F16>((x - r.x) * kRestFactor, (y - r.y) * kRestFactor);
-}
-FLASHQLA_DEVICE tile::FragmentA rests_of(const tile::Accumulator& left, const tile::Accumulator& right,
-                                         const tile::FragmentA& rounded) {
-  return {{rest_of_pair(left.c[0], left.c[1], rounded.a[0]), rest_of_pair(left.c[2], left.c[3], rounded.a[1]),
-           rest_of_pair(right.c[0], right.c[1], rounded.a[2]), rest_of_pair(right.c[2], right.c[3], rounded.a[3])}};
-}
-
 /// The warp's part of S^T.
 template <int kDimK>
 __device__ __noinline__ void keep_state(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work,
@@ -53,15 +41,7 @@ __device__ __noinline__ void keep_state(const KeptChunks& kept, const OperationP
     };
     const uint4 fragment = {turned(left[0], left[1]), turned(left[2], left[3]), turned(right[0], right[1]),
                             turned(right[2], right[3])};
-    const std::int64_t at = (first * tiles_k + tile_k) * 512 + tile::lane_id() * 16;
-    *reinterpret_cast<uint4*>(kept.states + at) = fragment;
-    if (kept.state_rests == nullptr) continue;
-    const auto rest = [&](float low, float high, std::uint32_t turned_pair) {
-      return rest_of_pair(low * inverse, high * inverse, ptx::movmatrix_trans(turned_pair));
-    };
-    *reinterpret_cast<uint4*>(kept.state_rests + at) = {rest(left[0], left[1], fragment.x), rest(left[2], left[3], fragment.y),
-                                                        rest(right[0], right[1], fragment.z),
-                                                        rest(right[2], right[3], fragment.w)};
+    *reinterpret_cast<uint4*>(kept.states + (first * tiles_k + tile_k) * 512 + tile::lane_id() * 16) = fragment;
   }
 }
 
@@ -83,19 +63,6 @@ FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p,
   std::int16_t* const powers = kept.row_powers + (unit * 2 + place.half) * p.dim_v + tile_v * kTileRows + lane / 4;
   powers[0] = power_log(scale[0]);
   powers[8] = power_log(scale[1]);
-}
-
-/// What rounding left of these rows, in the order of to_a.
-FLASHQLA_DEVICE void keep_row_rests(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
-                                    const LanePlace& place, const tile::FragmentA (&rests)[2]) {
-  const int tiles_v = p.dim_v / 16, tile_v = work.first_v / kTileRows + place.tile;
-  if (tile_v >= tiles_v) return;
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const std::int64_t block = (unit_number(p, work, chunk) * 4 + 2 * place.half + t) * tiles_v + tile_v;
-    const std::uint32_t(&a)[4] = rests[t].a;
-    *reinterpret_cast<uint4*>(kept.row_rests + block * 512 + tile::lane_id() * 16) = {a[0], a[1], a[2], a[3]};
-  }
 }
 
 }  // namespace flashqla::cuda

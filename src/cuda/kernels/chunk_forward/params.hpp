@@ -52,8 +52,6 @@ struct KeptChunks {
   std::int16_t* state_powers = nullptr;  // [chunk][Hv][V / 16][2]: of half of the padded K
   std::byte* rows = nullptr;             // [chunk][Hv][4][V / 16]: errors or their gradients as tile::FragmentA, A[token][v]
   std::int16_t* row_powers = nullptr;    // [chunk][Hv][2][V]: of 32 tokens
-  // 2^11 times what rounding to f16 left of both, f16 in the order of accumulators. Null: not kept.
-  std::byte *state_rests = nullptr, *row_rests = nullptr;
 };
 
 struct ChunkForwardParams : OperationParams {

@@ -93,12 +93,11 @@ struct WalkedRow {
     factor = rsqrtf(total_of_four(square) + p.l2norm_eps);
   }
   FLASHQLA_DEVICE float2 at(int m) const { return pair_of_row<Element, kDimK>(rows, token, 8 * m + tile::lane_id() % 4 * 2); }
-  FLASHQLA_DEVICE float dot(const RowSlice<kDimK>& slice) const { return factor * dot_as_given(slice); }
-  FLASHQLA_DEVICE float dot_as_given(const RowSlice<kDimK>& slice) const {
+  FLASHQLA_DEVICE float dot(const RowSlice<kDimK>& slice) const {
     float sum = 0.0f;
 #pragma unroll
     for (int m = 0; m < kDimK / 8; ++m) sum = fmaf(at(m).x, slice.s[m].x, fmaf(at(m).y, slice.s[m].y, sum));
-    return total_of_four(sum);
+    return factor * total_of_four(sum);
   }
   FLASHQLA_DEVICE void add_times(float x, RowSlice<kDimK>& slice) const {
     x *= factor;
@@ -162,22 +161,6 @@ FLASHQLA_DEVICE void walk_row(const ChunkForwardParams& p, const AdvanceWork& wo
   }
 }
 
-/// k_t times the state before the walk, of all tokens, as the common path's products give it to Direction::projected.
-template <class Element, int kDimK, int kTiles, class Direction>
-FLASHQLA_DEVICE void project_walked(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
-                                    const typename AdvanceShared<kDimK, kTiles>::Stage& stage, const LanePlace& place,
-                                    WalkedRows& rows, const RowSlice<kDimK>& slice) {
-#pragma unroll 1
-  for (int t = 0; t < kChunkTokens; ++t) {
-    const float x = WalkedRow<Element, kDimK>(p, stage.keys, t).dot_as_given(slice);
-    if (tile::lane_id() % 4 == 0) rows.output[t][8 * place.half + tile::lane_id() / 4] = x;
-  }
-  ptx::named_barrier(place.barrier(2), 64);  // products, for both warps
-  tile::Accumulator products[4];
-  load_walked(rows.output, place, products);
-  Direction::template projected<Element>(p, work, chunk, place, products);
-}
-
 /// The chunk for a pair of warps: S^T as the exchange's states in f32, in the order of accumulators, before and after. Direction
 /// has kBack and finish(...), which stores what the chunk has to.
 template <class Element, int kDimK, int kTiles, class Direction>
@@ -196,9 +179,6 @@ __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, co
 #pragma unroll
   for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) slice.s[m] = *part_of(m);
   ptx::named_barrier(place.barrier(1), 64);  // both have the state: rows may come to its place
-  if constexpr (Direction::kBack && std::is_same_v<Element, ptx::F16>) {
-    project_walked<Element, kDimK, kTiles, Direction>(p, work, chunk, stage, place, rows, slice);
-  }
   walk_row<Element, kDimK, kTiles, Direction::kBack>(p, work, chunk, stage, place, rows, slice);
   ptx::named_barrier(place.barrier(2), 64);  // rows, for both warps
   tile::Accumulator e[4], o[4];
