@@ -31,7 +31,7 @@ __global__ void load_rows(int rows, int shift) {
 }
 __global__ void copy_and_read(const float* from, float* to, Mistake mistake) {
   extern __shared__ __align__(128) std::byte memory[];
-  ptx::cp_async_16(ptx::shared_address(memory) + static_cast<std::uint32_t>(thread()) * 16, from + thread() * 4, 16);
+  ptx::cp_async_16(ptx::shared_address(memory) + static_cast<std::uint32_t>(thread()) * 16, from + thread() * 4);
   if (mistake == Mistake::none) ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   to[thread()] = reinterpret_cast<float*>(memory)[thread() * 4];
@@ -40,7 +40,7 @@ __global__ void copy_and_read(const float* from, float* to, Mistake mistake) {
 }
 __global__ void copy_and_return(const float* from) {
   extern __shared__ __align__(128) std::byte memory[];
-  ptx::cp_async_16(ptx::shared_address(memory) + static_cast<std::uint32_t>(thread()) * 16, from + thread() * 4, 16);
+  ptx::cp_async_16(ptx::shared_address(memory) + static_cast<std::uint32_t>(thread()) * 16, from + thread() * 4);
   ptx::cp_async_commit();
 }
 

@@ -5,9 +5,21 @@
 
 namespace flashqla::cuda::ptx {
 
-/// `bytes` (0 to 16) from `from`, the rest of the 16 zero. Both addresses are multiples of 16; with 0 bytes `from` is not read.
-FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+/// Both addresses are multiples of 16.
+FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/// The same, or zeros where nothing is `there`: then `from` is not read.
+FLASHQLA_DEVICE void cp_async_16_or_zeros(std::uint32_t to, const void* from, bool there) {
+  asm volatile(
+      "{\n"
+      ".reg .pred nothing;\n"
+      "setp.eq.s32 nothing, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, nothing;\n"
+      "}\n" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(there))
+      : "memory");
 }
 
 /// Ends this thread's group of copies.

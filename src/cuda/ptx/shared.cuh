@@ -12,4 +12,11 @@ FLASHQLA_DEVICE std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+/// A zero that the compiler does not see through: an array that is indexed with it stays in local memory.
+FLASHQLA_DEVICE int hidden_zero() {
+  int zero;
+  asm("mov.u32 %0, 0;" : "=r"(zero));
+  return zero;
+}
+
 }  // namespace flashqla::cuda::ptx

@@ -39,7 +39,7 @@ FLASHQLA_DEVICE void copy_panel(float* to, const GlobalFloats& from, int column)
 #pragma unroll
   for (int row = 0; row < kPanelRows; row += kStep) {
     const bool there = first + row < rows;
-    ptx::cp_async_16(address + row * kPanelStride * 4, there ? source : from.first, there ? 16 : 0);
+    ptx::cp_async_16_or_zeros(address + row * kPanelStride * 4, there ? source : from.first, there);
     source += kStep * from.stride;
   }
 }
@@ -56,7 +56,7 @@ FLASHQLA_DEVICE void copy_triangle(float* to, const float* from) {
     const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / 16, column = at % 16 * 4;
     const int place = column / kPanelColumns * kPanelFloats + row * kPanelStride + column % kPanelColumns;
     const bool there = column / 16 <= row / 16;
-    ptx::cp_async_16(address + place * 4, there ? from + triangle_row(row) + column : from, there ? 16 : 0);
+    ptx::cp_async_16_or_zeros(address + place * 4, there ? from + triangle_row(row) + column : from, there);
   }
 }
 
@@ -72,7 +72,7 @@ FLASHQLA_DEVICE void copy_slice(float* to, const GlobalFloats& from, int column)
   const float* const source = there ? from.first + (row * from.stride + column + piece) : from.first;
   float* const place = to + row * kSliceStride + piece;
   if (from.aligned) {
-    ptx::cp_async_16(ptx::shared_address(place), source, there ? 16 : 0);
+    ptx::cp_async_16_or_zeros(ptx::shared_address(place), source, there);
   } else {
     for (int j = 0; j < 4; ++j) place[j] = there ? source[j] : 0.0f;
   }

@@ -25,7 +25,7 @@ FLASHQLA_DEVICE void copy_rows_async(const SharedTile<kRows, kColumns>& tile, co
     const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / kPieces, piece = at % kPieces;
     const bool there = row < from.rows && piece * kPieceElements < from.columns;
     const std::byte* source = there ? first + (row * from.stride + piece * kPieceElements) * 2 : first;
-    ptx::cp_async_16(tile.piece(row, piece), source, there ? kPieceBytes : 0);
+    ptx::cp_async_16_or_zeros(tile.piece(row, piece), source, there);
   }
 }
 
@@ -42,11 +42,19 @@ struct RowCursor {
     from = static_cast<const std::byte*>(first) + static_cast<int>(threadIdx.x) / kPieces * row_bytes +
            static_cast<int>(threadIdx.x) % kPieces * kPieceBytes;
   }
-  FLASHQLA_DEVICE void copy(const SharedTile<kRows, kColumns>& to) {
+  /// Where the thread's first piece of a tile lies, in bytes.
+  static FLASHQLA_DEVICE std::uint32_t place() {
     const int row = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
+    return static_cast<std::uint32_t>(SharedTile<kRows, kColumns>::offset(row, piece));
+  }
+  /// To the tile of which `to` is the address of the thread's first piece.
+  FLASHQLA_DEVICE void copy(std::uint32_t to) {
+    using Tile = SharedTile<kRows, kColumns>;
+    static_assert(kRowStep % 8 == 0 || kRowStep == 4, "pieces are permuted alike every eight rows, and every four turn one bit");
+    const std::uint32_t turned = kRowStep % 8 == 0 ? to : to ^ 4u * kPieceBytes;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
-      ptx::cp_async_16(to.piece(row + i * kRowStep, piece), from, kPieceBytes);
+      ptx::cp_async_16((i % 2 == 0 ? to : turned) + i * kRowStep * Tile::kRowBytes, from);
       from += kRowStep * row_bytes;
     }
   }

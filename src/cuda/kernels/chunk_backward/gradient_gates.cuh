@@ -11,32 +11,42 @@
 
 namespace flashqla::cuda {
 
+FLASHQLA_DEVICE float2 two_floats(const float* at) { return *reinterpret_cast<const float2*>(at); }
+
 /// `pairs` holds dO e^T or dV e^T and becomes dP or dKK; `products`, Q K^T or K K^T without factors, becomes E
-/// without beta. The diagonal of dV e^T goes to the sums. `log`: of what pairs has been divided by.
+/// without beta. The diagonal of dV e^T goes to the sums. `logs`: of what its
+/// blocks have been divided by.
 template <int kDimK>
-FLASHQLA_DEVICE void take_pairs(const GradientShared<kDimK>& shared, const GradientPlace& place, float scale, int log,
-                                float (&diagonal)[2], tile::Accumulator (&pairs)[4], tile::Accumulator (&products)[4]) {
+FLASHQLA_DEVICE void take_pairs(const GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
+                                float scale, const int (&logs)[2], float (&diagonal)[2], tile::Accumulator (&pairs)[4],
+                                tile::Accumulator (&products)[4]) {
   const bool gram = place.gram() != 0;
-  const TwoPowers power = two_powers(log);
+  const TwoPowers powers[2] = {two_powers(logs[0]), two_powers(logs[1])};
+  block::TwoFloats sum_i[2];
+  float factor_i[2], size[2];
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int i = place.token(upper);
-    const block::TwoFloats sum_i{shared.high[i], shared.low[i]};
-    const float factor_i = shared.factors[gram ? 0 : 1][i], size = gram ? shared.fall[i] : shared.d_o_powers[i],
-                sign = gram ? -1.0f : scale;
+    sum_i[upper] = {head.high[i], head.low[i]};
+    factor_i[upper] = shared.factors[gram ? 0 : 1][i];
+    size[upper] = gram ? head.fall[i] : head.d_o_powers[i];
+  }
+  const float sign = gram ? -1.0f : scale;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 4; ++n) {
+    const int first = 32 * place.column_half() + 8 * n + place.pair;
+    const float2 high = two_floats(head.high + first), low = two_floats(head.low + first), rise = two_floats(head.rise + first),
+                 beta = two_floats(head.beta + first), factors = two_floats(shared.factors[0] + first);
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int j = 32 * place.column_half() + 8 * n + place.pair + c, at = 2 * upper + c;
-        const float dot = times(pairs[n].c[at], power) * (size * shared.rise[j]);
-        if (gram && i == j) diagonal[upper] = dot;
-        const bool below = gram ? j < i : j <= i;
-        const float flow = sign * block::exp2_difference(sum_i, {shared.high[j], shared.low[j]}) * dot;
-        const float factors = factor_i * shared.factors[0][j];
-        pairs[n].c[at] = below ? flow * shared.beta[j] : 0.0f;
-        products[n].c[at] = below ? flow * (products[n].c[at] * factors) : 0.0f;
-      }
+    for (int at = 0; at < 4; ++at) {
+      const int i = place.token(at / 2), j = first + at % 2;
+      const auto of = [&](const float2& x) { return at % 2 == 0 ? x.x : x.y; };
+      const float dot = times(pairs[n].c[at], powers[n / 2]) * (size[at / 2] * of(rise));
+      if (gram && i == j) diagonal[at / 2] = dot;
+      const bool below = gram ? j < i : j <= i;
+      const float flow = below ? sign * block::exp2_difference(sum_i[at / 2], {of(high), of(low)}) * dot : 0.0f;
+      pairs[n].c[at] = flow * of(beta);
+      products[n].c[at] = flow * (products[n].c[at] * (factor_i[at / 2] * of(factors)));
     }
   }
 }
@@ -49,15 +59,15 @@ FLASHQLA_DEVICE float column_total(float x) {
 }
 
 /// Column sums of E without beta, and what E adds across every token, from the warp's 16 x 32 of it.
-template <int kDimK>
-FLASHQLA_DEVICE void sum_pairs(const GradientShared<kDimK>& shared, const GradientPlace& place,
-                               const tile::Accumulator (&flow)[4], GateSums& sums) {
+FLASHQLA_DEVICE void sum_pairs(const ValueHead& head, const GradientPlace& place, const tile::Accumulator (&flow)[4],
+                               GateSums& sums) {
   const int t = place.pair / 2;
   float before[2] = {0.0f, 0.0f};  // of the lane's rows: the columns up to this accumulator's
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const int j = 32 * place.column_half() + 8 * n + place.pair;
-    const float beta[2] = {shared.beta[j], shared.beta[j + 1]};
+    const float2 betas = two_floats(head.beta + j);
+    const float beta[2] = {betas.x, betas.y};
     float across[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -101,9 +111,9 @@ FLASHQLA_DEVICE float2 sums_of_pairs(const GateSums& sums, int t) {
 
 /// dg and dbeta of a value head's tokens, by one warp.
 template <int kDimK>
-FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedChunk& chunk, std::int32_t head, std::int64_t unit,
-                                  const GradientShared<kDimK>& shared) {
-  const GateSums& sums = shared.end.sums;
+FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedChunk& chunk, std::int32_t head,
+                                  const ValueHead& gates, const GradientShared<kDimK>& shared) {
+  const GateSums& sums = shared.end().sums;
   const int lane = tile::lane_id();
   double reads[2], writes[2], halves[2], across[2];
   float d_beta[2];
@@ -112,11 +122,11 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
     const int t = lane + 32 * half;
     float read = 0.0f, write = 0.0f;
     for (int group = 0; group < kGroups; ++group) {
-      read += sums.query[group][t] + sums.key[group][t];
-      write += sums.write[group][t];
+      read += sums.reads[group][t];
+      write += sums.writes[group][t];
     }
     const float2 pairs = sums_of_pairs(sums, t);
-    const float beta = shared.beta[t];
+    const float beta = gates.beta[t];
     reads[half] = read;
     writes[half] = write * beta;
     halves[half] = sums.first_half[0][t] + sums.first_half[1][t];
@@ -128,10 +138,10 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
   sum_from(halves);
   across[1] += halves[1];
   float states = lane < kGradientWarps ? shared.state_dots[lane] : 0.0f;
-  states = block::warp_total(states) * (exp2f(shared.high[kChunkTokens - 1]) * exp2f(shared.low[kChunkTokens - 1]));
+  states = block::warp_total(states) * (exp2f(gates.high[kChunkTokens - 1]) * exp2f(gates.low[kChunkTokens - 1]));
   double d_decay[2];
   for (int half = 0; half < 2; ++half) d_decay[half] = static_cast<double>(states) + writes[half] + reads[half] + across[half];
-  store_gate_gradients(p, chunk, head, unit, d_decay, d_beta);
+  store_gate_gradients(p, chunk, head, chunk.index * p.heads_v + head, d_decay, d_beta);
 }
 
 }  // namespace flashqla::cuda

@@ -1,7 +1,7 @@
 // Products of chunk_gradients, all of f16 operands with f32 sums.
 #pragma once
 
-#include "cuda/kernels/chunk_backward/gradient_rows.cuh"
+#include "cuda/kernels/chunk_backward/gradient_stages.cuh"
 
 namespace flashqla::cuda {
 
@@ -14,12 +14,39 @@ struct HeadProducts {
   float state_dot;                                              // the lane's part of <S, dS>
 };
 
-/// Columns of a left operand times the multipliers of a kind.
-FLASHQLA_DEVICE tile::FragmentA times_columns(const tile::FragmentA& a, const std::uint16_t* multipliers) {
-  const std::uint32_t low = *reinterpret_cast<const std::uint32_t*>(multipliers),
-                      high = *reinterpret_cast<const std::uint32_t*>(multipliers + 8);
-  return {{ptx::multiply_f16_pairs(a.a[0], low), ptx::multiply_f16_pairs(a.a[1], low), ptx::multiply_f16_pairs(a.a[2], high),
-           ptx::multiply_f16_pairs(a.a[3], high)}};
+/// What the warp's left operands are multiplied by in a tile of V: powers of both operands, divided by the largest such product
+/// of the head's tiles. A lane has those of the tile of its number, as f16; log: of the largest.
+struct Multipliers {
+  std::uint32_t query_key, pairs, write;  // two of them; pairs: of both blocks of 16 tokens
+  int query_log, key_log, pairs_log[2], write_log;
+};
+FLASHQLA_DEVICE Multipliers find_multipliers(const ValueHead& head, const GradientPlace& place) {
+  const int t = tile::lane_id() % kMostTilesOfV;
+  const auto of = [&](int kind, int part) -> int { return head.logs[kind + part][t]; };
+  const int d_v = of(KeptLogs::kDV, place.tile), s = of(KeptLogs::kStates, place.group), left = place.gram() ? d_v : 0;
+  const int j = 2 * place.column_half();
+  const int logs[5] = {s, d_v + s, left + of(KeptLogs::kErrors, j), left + of(KeptLogs::kErrors, j + 1),
+                       of(KeptLogs::kErrors, place.tile) + of(KeptLogs::kDStates, place.group)};
+  int most[5];
+  std::uint32_t powers[5];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    most[i] = logs[i];
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) most[i] = max(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
+    powers[i] = half_powers(logs[i] - most[i]);
+  }
+  const auto both = [](std::uint32_t x, std::uint32_t y) { return (x & 0xffffu) | (y & 0xffff0000u); };
+  return {both(powers[0], powers[1]), both(powers[2], powers[3]), powers[4], most[0], most[1], {most[2], most[3]}, most[4]};
+}
+
+FLASHQLA_DEVICE tile::FragmentA times_power(const tile::FragmentA& a, std::uint32_t powers) {
+  return {{ptx::multiply_f16_pairs(a.a[0], powers), ptx::multiply_f16_pairs(a.a[1], powers),
+           ptx::multiply_f16_pairs(a.a[2], powers), ptx::multiply_f16_pairs(a.a[3], powers)}};
+}
+/// The lower or upper half of x in both halves.
+FLASHQLA_DEVICE std::uint32_t both_halves(std::uint32_t x, int half) {
+  return half == 0 ? x << 16 | (x & 0xffffu) : x >> 16 | (x & 0xffff0000u);
 }
 
 FLASHQLA_DEVICE tile::FragmentA stored_a(const uint4 (&block)[32]) {
@@ -52,49 +79,50 @@ FLASHQLA_DEVICE float dot_of_pairs(std::uint32_t x, std::uint32_t y) {
   return fmaf(a.x, b.x, a.y * b.y);
 }
 
-/// Adds the slab of V in stage `number` to the sums: `columns` of V from `first_v` on, whole tiles.
+FLASHQLA_DEVICE std::uint32_t one_of(const std::uint32_t (&x)[4], int number) {
+  const std::uint32_t low = number % 2 == 0 ? x[0] : x[1], high = number % 2 == 0 ? x[2] : x[3];
+  return number < 2 ? low : high;
+}
+
+/// Adds tile `t` of V to the sums. `inverse`: of the powers of the lane's rows of dO.
 template <class Element, int kDimK>
-FLASHQLA_DEVICE void multiply_slab(const GradientShared<kDimK>& shared, int number, int first_v, int columns,
-                                   const GradientPlace& place, const float (&inverse)[2], HeadProducts<kDimK>& sums) {
+FLASHQLA_DEVICE void multiply_tile(const typename GradientShared<kDimK>::Stage& stage, const GradientPlace& place,
+                                   const float (&inverse)[2], const Multipliers& multipliers, const ValueHead& head, int t,
+                                   HeadProducts<kDimK>& sums) {
   using Shared = GradientShared<kDimK>;
-  const typename Shared::Stage& stage = shared.stages[number];
-  const typename Shared::Slab d_o{ptx::shared_address(stage.d_o)};
-  const int ih = place.row_half(), kh = place.half_of_k(), jh = place.column_half();
-#pragma unroll 1
-  for (int t = 0; t < Shared::kSlabTiles && 16 * t < columns; ++t) {
-    const int of_v = first_v / 16 + t;
-    const auto multipliers = [&](int kind) { return &shared.multipliers[number][kind][16 * t + place.pair]; };
-    tile::FragmentA a_o = tile::load_a(d_o, 16 * place.tile, 16 * t);
-    divide_rows<Element>(a_o, inverse);
-    const tile::FragmentA a_v = stored_a(stage.d_v[place.tile][t]);
-    if (place.has_pairs()) {
-      const tile::FragmentA left = place.gram() ? times_columns(a_v, multipliers(Multiplier::kGram + 2 * ih + jh))
-                                                : times_columns(a_o, multipliers(Multiplier::kScores + jh));
+  const std::uint32_t query_key = __shfl_sync(0xffffffffu, multipliers.query_key, t),
+                      pairs = __shfl_sync(0xffffffffu, multipliers.pairs, t),
+                      write_power = __shfl_sync(0xffffffffu, multipliers.write, t);
+  tile::FragmentA a_o = tile::load_a(typename Shared::Slab{ptx::shared_address(stage.d_o)}, 16 * place.tile, 0);
+  divide_rows<Element>(a_o, inverse);
+  const tile::FragmentA a_v = stored_a(stage.d_v[place.tile]), a_e = stored_a(stage.errors[place.tile]);
+  const tile::FragmentA& left = place.gram() ? a_v : a_o;
 #pragma unroll
-      for (int block = 0; block < 2; ++block) {
-        if (2 * jh + block > place.tile) break;
-        tile::multiply<ptx::F16>(sums.pairs[2 * block], sums.pairs[2 * block + 1], left,
-                                 stored_as_b(stage.errors[2 * jh + block][t]));
-      }
-    }
-    const tile::FragmentA query = times_columns(a_o, multipliers(Multiplier::kState + kh)),
-                          key = times_columns(a_v, multipliers(Multiplier::kValues + 2 * ih + kh)),
-                          write = times_columns(stored_a(stage.errors[place.tile][t]),
-                                                multipliers(Multiplier::kErrors + 2 * ih + kh));
-    float dot = 0.0f;
-#pragma unroll
-    for (int block = 0; block < Shared::kColumns / 16; ++block) {
-      const int of_k = place.group * (Shared::kColumns / 16) + block;
-      const tile::FragmentB s = stored_b(stage.states[t][of_k]), d_s = stored_b(stage.d_states[t][of_k]);
-      tile::multiply<ptx::F16>(sums.query[2 * block], sums.query[2 * block + 1], query, s);
-      tile::multiply<ptx::F16>(sums.key[2 * block], sums.key[2 * block + 1], key, s);
-      tile::multiply<ptx::F16>(sums.write[2 * block], sums.write[2 * block + 1], write, d_s);
-      if (of_v % kTokenTiles != place.tile) continue;  // the warps of a quarter of K share the columns of V
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dot += dot_of_pairs(s.b[i], d_s.b[i]);
-    }
-    sums.state_dot += times(dot, two_powers(shared.state_logs[kh][of_v] + shared.state_logs[2 + kh][of_v]));
+  for (int block = 0; block < 2; ++block) {
+    if (block >= place.pair_blocks()) break;
+    tile::multiply<ptx::F16>(sums.pairs[2 * block], sums.pairs[2 * block + 1], times_power(left, both_halves(pairs, block)),
+                             stored_as_b(stage.errors[2 * place.column_half() + block]));
   }
+  const tile::FragmentA query = times_power(a_o, both_halves(query_key, 0)), key = times_power(a_v, both_halves(query_key, 1)),
+                        write = times_power(a_e, write_power);
+  // The warps of a quarter of K share the elements of S and dS: a quarter of each lane's for a warp.
+  constexpr int kBlocks = Shared::kColumns / 16;
+  std::uint32_t own_s[kBlocks], own_d_s[kBlocks];
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    const int of_k = place.group * kBlocks + block;
+    const tile::FragmentB s = stored_b(stage.states[0][of_k]), d_s = stored_b(stage.states[1][of_k]);
+    tile::multiply<ptx::F16>(sums.query[2 * block], sums.query[2 * block + 1], query, s);
+    tile::multiply<ptx::F16>(sums.key[2 * block], sums.key[2 * block + 1], key, s);
+    tile::multiply<ptx::F16>(sums.write[2 * block], sums.write[2 * block + 1], write, d_s);
+    own_s[block] = one_of(s.b, place.tile);
+    own_d_s[block] = one_of(d_s.b, place.tile);
+  }
+  float dot = 0.0f;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) dot += dot_of_pairs(own_s[block], own_d_s[block]);
+  const int log = head.logs[KeptLogs::kStates + place.group][t] + head.logs[KeptLogs::kDStates + place.group][t];
+  sums.state_dot += times(dot, two_powers(log));
 }
 
 /// Q K^T or K K^T of the warp's tokens and its 32 columns, without factors.
@@ -103,7 +131,7 @@ FLASHQLA_DEVICE void multiply_rows(const GradientShared<kDimK>& shared, const Gr
   using Rows = typename GradientShared<kDimK>::Rows;
   const Rows keys{ptx::shared_address(shared.rows[0])}, left{ptx::shared_address(shared.rows[place.gram() ? 0 : 1])};
   tile::clear(c);
-  if (!place.has_pairs()) return;
+  if (place.pair_blocks() <= 0) return;
 #pragma unroll 2
   for (int k = 0; k < kDimK; k += 16) {
     const tile::FragmentA a = tile::load_a(left, 16 * place.tile, k);

@@ -5,13 +5,14 @@
 //   member       written by                 read by
 //   rows         all, once                  all: keys and queries as f16, rows divided by powers of two
 //   factors      all, once                  all
-//   head         all (gates: warp 0)        all: of one value head
-//   stages       cp.async of all            all: a slab of V of one value head
-//   end          all, over the stages       all: dP and dKK; warp 0: sums
+//   heads        all (gates: a warp each)   all: of kHeads value heads
+//   stages       cp.async of all            all: 16 columns of V of one value head each, in a ring
+//   end          all                        all: dP and dKK; one warp: sums. K = 256: over the stages
 #pragma once
 
 #include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_backward/params.hpp"
+#include "cuda/kernels/chunk_forward/kept.cuh"
 #include "cuda/kernels/chunk_forward/prepare_kernel.cuh"
 #include "cuda/ptx/pairs.cuh"
 #include "cuda/tile/fragments.cuh"
@@ -20,81 +21,93 @@
 namespace flashqla::cuda {
 
 inline constexpr int kGradientThreads = 512, kGradientWarps = 16, kGroups = 4, kTokenTiles = 4;
-inline constexpr int kMostColumns = 256;  // of V
+inline constexpr int kMostTilesOfV = 16;
 
-/// A left operand's columns of V are multiplied by powers of two, of both operands, divided by the largest of them. Which powers:
-/// of token half ih (rows), jh (columns) and half kh of K.
-struct Multiplier {
-  static constexpr int kState = 0;    // + kh: dO with S
-  static constexpr int kValues = 2;   // + 2 ih + kh: dV with S
-  static constexpr int kErrors = 6;   // + 2 ih + kh: e with dS
-  static constexpr int kScores = 10;  // + jh: dO with e
-  static constexpr int kGram = 12;    // + 2 ih + jh: dV with e
-  static constexpr int kCount = 16;
+/// Tiles of V on their way: `depth` steps of `tiles` tiles each, between which the block's warps wait for each other.
+struct GradientRing {
+  int depth, tiles;
+  constexpr __host__ __device__ int stages() const { return depth * tiles; }
+};
+
+/// Logarithms of what kept operands have been divided by, of a tile of V: of a quarter of K or of the tokens.
+struct KeptLogs {
+  static constexpr int kErrors = 0, kDV = 4, kStates = 8, kDStates = 12, kCount = 16;
+};
+
+/// Gates of a value head's tokens, and its powers.
+struct ValueHead {
+  float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens], decay[kChunkTokens], rest[kChunkTokens];
+  float rise[kChunkTokens], fall[kChunkTokens];  // 1, with growth 2^h and 2^-h: what kept e and dV lack (HeadGates)
+  float d_o_powers[kChunkTokens];
+  std::int16_t logs[KeptLogs::kCount][kMostTilesOfV];
 };
 
 /// Sums that one value head leaves for the warp that finishes its gates.
 struct GateSums {
-  float query[kGroups][kChunkTokens], key[kGroups][kChunkTokens], write[kGroups][kChunkTokens];  // row dots over a quarter of K
-  float across[2][kTokenTiles][kChunkTokens];   // sum over rows i >= t of a tile, columns j < t of t's half
-  float columns[2][kTokenTiles][kChunkTokens];  // column sums over the rows of a tile, without beta
-  float first_half[2][kChunkTokens];            // row sums over the first 32 columns
-  float diagonal[kChunkTokens];                 // dV . e
+  float reads[kGroups][kChunkTokens], writes[kGroups][kChunkTokens];  // row dots over a quarter of K
+  float across[2][kTokenTiles][kChunkTokens];                         // sum over rows i >= t of a tile, columns j < t of t's half
+  float columns[2][kTokenTiles][kChunkTokens];                        // column sums over the rows of a tile, without beta
+  float first_half[2][kChunkTokens];                                  // row sums over the first 32 columns
+  float diagonal[kChunkTokens];                                       // dV . e
 };
 
 template <int kDimK>
 struct GradientShared {
-  static constexpr int kColumns = kDimK / kGroups;      // of K, a warp
-  static constexpr int kSlab = kDimK == 256 ? 16 : 32;  // columns of V in a stage
-  static constexpr int kStages = kDimK == 256 ? 1 : 2;
-  static constexpr int kSlabTiles = kSlab / 16, kTilesOfK = kDimK / 16;
+  static constexpr int kColumns = kDimK / kGroups;  // of K, a warp
+  static constexpr int kTilesOfK = kDimK / 16;
+  static constexpr bool kOverlaid = kDimK == 256;   // the end lies over the stages
+  static constexpr int kHeads = kOverlaid ? 1 : 4;  // whose gates are there together
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
-  using Slab = tile::SharedTile<kChunkTokens, kSlab>;
+  using Slab = tile::SharedTile<kChunkTokens, 16>;
   struct Stage {
     alignas(128) std::byte d_o[Slab::kBytes];
-    uint4 d_v[kTokenTiles][kSlabTiles][32], errors[kTokenTiles][kSlabTiles][32];
-    uint4 states[kSlabTiles][kTilesOfK][32], d_states[kSlabTiles][kTilesOfK][32];
+    uint4 errors[kTokenTiles][32], d_v[kTokenTiles][32];
+    uint4 states[2][kTilesOfK][32];  // S, dS
   };
   struct End {
     // dP and dKK by rows, with the factors of the columns' keys; and transposed, with those of the rows.
-    uint4 triangles[2][10][32], turned[2][10][32];
+    union {
+      struct {
+        uint4 triangles[2][10][32], turned[2][10][32];
+      };
+      float row_dots[2][kGroups][kChunkTokens];  // after the last head: of the gradients of keys and queries with them
+    };
     GateSums sums;
   };
   alignas(128) std::byte rows[2][Rows::kBytes];  // keys, queries
-  union {
-    Stage stages[kStages];
-    End end;
-  };
-  float factors[2][kChunkTokens];  // a normalised row is its factor times what is in `rows`
-  float norms[2][kChunkTokens];    // what L2 normalisation multiplies rows by
-  float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens], decay[kChunkTokens], rest[kChunkTokens];
-  float rise[kChunkTokens], fall[kChunkTokens];  // 1, with growth 2^h and 2^-h: what kept e and dV lack (HeadGates)
-  float d_o_powers[kChunkTokens];
-  // Logarithms of the powers of e and dV, [2 e's + token half], and of S and dS, [2 S's + half of K].
-  union {
-    std::int16_t row_logs[4][kMostColumns];
-    float row_dots[2][kGroups][kChunkTokens];  // at the end: of the gradients of keys and queries with them
-  };
-  std::int16_t state_logs[4][kMostColumns / 16];
-  int largest_logs[Multiplier::kCount][kMostColumns / 32];        // of multipliers, over 32 columns
-  std::uint16_t multipliers[kStages][Multiplier::kCount][kSlab];  // f16, of a slab
-  float maxima[2][kGradientWarps], state_dots[kGradientWarps];    // of both kinds of triangles
+  float factors[2][kChunkTokens];                // a normalised row is its factor times what is in `rows`
+  float norms[2][kChunkTokens];                  // what L2 normalisation multiplies rows by
+  ValueHead heads[kHeads];
+  alignas(16) float maxima[2][2][8];  // of both kinds of triangles of dP and dKK, from their warps
+  float state_dots[kGradientWarps];
+
+  static constexpr std::size_t bytes(const GradientRing& ring) {
+    const std::size_t stages = static_cast<std::size_t>(ring.stages()) * sizeof(Stage);
+    if constexpr (kOverlaid) return sizeof(GradientShared) + (stages < sizeof(End) ? sizeof(End) : stages);
+    return sizeof(GradientShared) + sizeof(End) + stages;
+  }
+  FLASHQLA_DEVICE End& end() { return *reinterpret_cast<End*>(this + 1); }
+  FLASHQLA_DEVICE const End& end() const { return *reinterpret_cast<const End*>(this + 1); }
+  FLASHQLA_DEVICE Stage& stage(int number) {
+    return reinterpret_cast<Stage*>(reinterpret_cast<std::byte*>(this + 1) + (kOverlaid ? 0 : sizeof(End)))[number];
+  }
 };
+
+/// Number of the warp in its block, so that the compiler sees that its lanes share it.
+FLASHQLA_DEVICE int warp_number() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
 
 /// A lane's place.
 struct GradientPlace {
   int warp, tile, group;
   int row, pair;  // in an accumulator: g, also g + 8; 2 t
-  FLASHQLA_DEVICE int row_half() const { return tile / 2; }
-  FLASHQLA_DEVICE int half_of_k() const { return group / 2; }
   FLASHQLA_DEVICE int column_half() const { return group % 2; }
   FLASHQLA_DEVICE int gram() const { return group / 2; }  // 0: dO e^T, 1: dV e^T
-  /// Whether products between tokens have anything on or below the diagonal.
-  FLASHQLA_DEVICE bool has_pairs() const { return 2 * column_half() <= tile; }
+  /// Blocks of 16 columns of the products between tokens with anything on or below the diagonal: up to 2.
+  FLASHQLA_DEVICE int pair_blocks() const { return tile - 2 * column_half() + 1; }
   FLASHQLA_DEVICE int token(int upper) const { return 16 * tile + row + 8 * upper; }
 };
 FLASHQLA_DEVICE GradientPlace gradient_place() {
-  const int lane = tile::lane_id(), warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = tile::lane_id(), warp = warp_number();
   // Groups are turned from tile to tile, so that no scheduler has all the warps of one.
   return {warp, warp / 4, (warp + warp / 4) % kGroups, lane / 4, lane % 4 * 2};
 }
@@ -109,12 +122,6 @@ FLASHQLA_DEVICE TwoPowers two_powers(int log) {
           __uint_as_float(static_cast<std::uint32_t>(log - half + 127) << 23)};
 }
 FLASHQLA_DEVICE float times(float x, const TwoPowers& power) { return x * power.first * power.second; }
-
-/// 2^log as f16, log <= 0; 0 below its range.
-FLASHQLA_DEVICE std::uint16_t half_power(int log) {
-  const int bits = log >= -14 ? (log + 15) << 10 : log >= -24 ? 1 << (log + 24) : 0;
-  return static_cast<std::uint16_t>(bits);
-}
 
 /// The pair of elements of a row that a lane has in accumulator n of the group's columns, as f16 were stored.
 template <int kDimK>

@@ -13,52 +13,43 @@
 
 namespace flashqla::cuda {
 
+/// Gradients of the warp's rows of q and k over its quarter of K, summed over the group's value heads. In local memory: one
+/// head's sums need the registers.
 template <int kDimK>
 struct RowGradients {
-  tile::Accumulator query[HeadProducts<kDimK>::kCount], key[HeadProducts<kDimK>::kCount];
-};
+  static constexpr int kCount = HeadProducts<kDimK>::kCount;
+  float4 sums[2 * kCount];  // of q, of k
 
-/// All slabs of a value head. The first one's copies are under way.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void multiply_slabs(const ChunkBackwardParams& p, const PreparedChunk& chunk, std::int32_t head,
-                                    std::int64_t unit, const GradientPlace& place, GradientShared<kDimK>& shared,
-                                    HeadProducts<kDimK>& sums) {
-  using Shared = GradientShared<kDimK>;
-  float inverse[2];
-  __syncthreads();  // logarithms, for multipliers
-  for (int slab = 0; slab * Shared::kSlab < p.dim_v; ++slab) {
-    make_multipliers(p, slab * Shared::kSlab, slab % Shared::kStages, shared);
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // this slab, gates and multipliers, from all; and all have left the other stage
-    const int next = (slab + 1) * Shared::kSlab;
-    if (Shared::kStages == 2 && next < p.dim_v) {
-      load_slab_of_v<Element, kDimK>(p, chunk, head, unit, next, shared.stages[(slab + 1) % Shared::kStages]);
-      ptx::cp_async_commit();
-    }
-    for (int upper = 0; upper < 2; ++upper) inverse[upper] = block::inverse_power(shared.d_o_powers[place.token(upper)]);
-    multiply_slab<Element, kDimK>(shared, slab % Shared::kStages, slab * Shared::kSlab, p.dim_v - slab * Shared::kSlab, place,
-                                  inverse, sums);
-    if (Shared::kStages == 1 && next < p.dim_v) {
-      __syncthreads();  // all have left the only stage
-      load_slab_of_v<Element, kDimK>(p, chunk, head, unit, next, shared.stages[0]);
-      ptx::cp_async_commit();
+  FLASHQLA_DEVICE void add(bool first, const tile::Accumulator (&query)[kCount], const tile::Accumulator (&key)[kCount]) {
+    float4* const to = sums + ptx::hidden_zero();
+#pragma unroll
+    for (int n = 0; n < 2 * kCount; ++n) {
+      const float(&x)[4] = n < kCount ? query[n].c : key[n - kCount].c;
+      const float4 before = first ? float4{0.0f, 0.0f, 0.0f, 0.0f} : to[n];
+      to[n] = {before.x + x[0], before.y + x[1], before.z + x[2], before.w + x[3]};
     }
   }
-}
+  FLASHQLA_DEVICE void take(int which, tile::Accumulator (&x)[kCount]) const {
+    const float4* const from = sums + which * kCount + ptx::hidden_zero();
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) x[n] = {{from[n].x, from[n].y, from[n].z, from[n].w}};
+  }
+};
 
-/// Products with the states to the gradients, with their factors; row dots with q and k for the gates.
+/// Products with the states become their parts of the head's gradients, in place: sums.query of q, sums.key of k. `reads`,
+/// `writes`: row dots with q and k for the gates.
 template <int kDimK>
-FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientShared<kDimK>& shared, const GradientPlace& place,
-                                 HeadProducts<kDimK>& sums, RowGradients<kDimK>& gradients, float (&dots)[3][2]) {
-  const int ih = place.row_half(), kh = place.half_of_k();
-  const TwoPowers query = two_powers(largest_log(p, shared, Multiplier::kState + kh)),
-                  key = two_powers(largest_log(p, shared, Multiplier::kValues + 2 * ih + kh)),
-                  write = two_powers(largest_log(p, shared, Multiplier::kErrors + 2 * ih + kh));
+FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientShared<kDimK>& shared, const ValueHead& head,
+                                 const GradientPlace& place, const Multipliers& multipliers, HeadProducts<kDimK>& sums,
+                                 float (&reads)[2], float (&writes)[2]) {
+  const TwoPowers query = two_powers(multipliers.query_log), key = two_powers(multipliers.key_log),
+                  write = two_powers(multipliers.write_log);
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int token = place.token(upper);
-    const float decay = shared.decay[token], beta = shared.beta[token], rest = shared.rest[token] * shared.rise[token];
-    const float read = p.scale * decay * shared.d_o_powers[token], back = -decay * shared.fall[token];
+    const float decay = head.decay[token], beta = head.beta[token];
+    const float of_o = p.scale * decay * head.d_o_powers[token] * query.second, of_v = -decay * head.fall[token] * key.second,
+                of_e = head.rest[token] * head.rise[token] * write.second;
     float of_query = 0.0f, of_key = 0.0f, of_write = 0.0f;
 #pragma unroll
     for (int n = 0; n < HeadProducts<kDimK>::kCount; ++n) {
@@ -66,18 +57,18 @@ FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientSha
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int at = 2 * upper + c;
-        const float x = times(sums.query[n].c[at], query) * read, y = times(sums.key[n].c[at], key) * back,
-                    z = times(sums.write[n].c[at], write) * rest, own_k = c == 0 ? k.x : k.y;
-        gradients.query[n].c[at] += x;
-        gradients.key[n].c[at] += fmaf(beta, z, y);
+        const float x = sums.query[n].c[at] * query.first * of_o, y = sums.key[n].c[at] * key.first * of_v,
+                    z = sums.write[n].c[at] * write.first * of_e, own_k = c == 0 ? k.x : k.y;
+        sums.query[n].c[at] = x;
+        sums.key[n].c[at] = fmaf(beta, z, y);
         of_query = fmaf(c == 0 ? q.x : q.y, x, of_query);
         of_key = fmaf(own_k, y, of_key);
         of_write = fmaf(own_k, z, of_write);
       }
     }
-    dots[0][upper] = row_total(of_query) * shared.factors[1][token];
-    dots[1][upper] = row_total(of_key) * shared.factors[0][token];
-    dots[2][upper] = row_total(of_write) * shared.factors[0][token];
+    const float factor = shared.factors[0][token];
+    reads[upper] = row_total(fmaf(of_query, shared.factors[1][token], of_key * factor));
+    writes[upper] = row_total(of_write) * factor;
   }
 }
 
@@ -107,7 +98,7 @@ FLASHQLA_DEVICE void leave_maxima(GradientShared<kDimK>& shared, const GradientP
 #pragma unroll
   for (int kind = 0; kind < 2; ++kind) {
     largest[kind] = block::warp_largest(largest[kind]);
-    if (tile::lane_id() == 0) shared.maxima[kind][place.warp] = largest[kind];
+    if (tile::lane_id() == 0) shared.maxima[kind][place.gram()][2 * place.tile + place.column_half()] = largest[kind];
   }
 }
 
@@ -116,12 +107,13 @@ FLASHQLA_DEVICE void leave_maxima(GradientShared<kDimK>& shared, const GradientP
 template <int kDimK>
 FLASHQLA_DEVICE void leave_triangles(GradientShared<kDimK>& shared, const GradientPlace& place, const float (&powers)[2],
                                      const tile::Accumulator (&pairs)[4]) {
+  typename GradientShared<kDimK>::End& end = shared.end();
   const int lane = tile::lane_id();
   const float inverse[2] = {block::inverse_power(powers[0]), block::inverse_power(powers[1])};
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const int of_j = 2 * place.column_half() + block;
-    if (of_j > place.tile) break;
+    if (block >= place.pair_blocks()) break;
     tile::Accumulator by_rows[2], turned[2];
     for_each_pair<kDimK>(shared, place, block, pairs, [&](int at, float x, float of_column, float of_row) {
       by_rows[at / 4].c[at % 4] = x * of_column * inverse[0];
@@ -129,40 +121,41 @@ FLASHQLA_DEVICE void leave_triangles(GradientShared<kDimK>& shared, const Gradie
     });
     const int number = triangle_block(place.tile, of_j);
     const tile::FragmentA a = tile::to_a<ptx::F16>(by_rows[0], by_rows[1]), b = tile::to_a<ptx::F16>(turned[0], turned[1]);
-    shared.end.triangles[place.gram()][number][lane] = {a.a[0], a.a[1], a.a[2], a.a[3]};
-    shared.end.turned[place.gram()][number][lane] = {ptx::movmatrix_trans(b.a[0]), ptx::movmatrix_trans(b.a[2]),
-                                                     ptx::movmatrix_trans(b.a[1]), ptx::movmatrix_trans(b.a[3])};
+    end.triangles[place.gram()][number][lane] = {a.a[0], a.a[1], a.a[2], a.a[3]};
+    end.turned[place.gram()][number][lane] = {ptx::movmatrix_trans(b.a[0]), ptx::movmatrix_trans(b.a[2]),
+                                              ptx::movmatrix_trans(b.a[1]), ptx::movmatrix_trans(b.a[3])};
   }
 }
 
 /// What the warp leaves for others: its part of dP or dKK, and its sums.
 template <int kDimK>
-FLASHQLA_DEVICE void leave_head(GradientShared<kDimK>& shared, const GradientPlace& place, const float (&powers)[2],
-                                const tile::Accumulator (&pairs)[4], const tile::Accumulator (&flow)[4],
-                                const float (&dots)[3][2], const float (&diagonal)[2]) {
-  GateSums& sums = shared.end.sums;
-  if (place.has_pairs()) {
+FLASHQLA_DEVICE void leave_head(GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
+                                const float (&powers)[2], const tile::Accumulator (&pairs)[4], const tile::Accumulator (&flow)[4],
+                                const float (&reads)[2], const float (&writes)[2], const float (&diagonal)[2]) {
+  GateSums& sums = shared.end().sums;
+  if (place.pair_blocks() > 0) {
     leave_triangles<kDimK>(shared, place, powers, pairs);
-    sum_pairs<kDimK>(shared, place, flow, sums);
+    sum_pairs(head, place, flow, sums);
   }
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int token = place.token(upper), j = 32 * place.column_half();
     // The lane that has the diagonal's element of its row.
-    if (place.gram() && place.has_pairs() && token / 32 * 32 == j && token % 8 / 2 * 2 == place.pair) {
+    if (place.gram() && place.pair_blocks() > 0 && token / 32 * 32 == j && token % 8 / 2 * 2 == place.pair) {
       sums.diagonal[token] = diagonal[upper];
     }
     if (place.pair != 0) continue;
-    sums.query[place.group][token] = dots[0][upper];
-    sums.key[place.group][token] = dots[1][upper];
-    sums.write[place.group][token] = dots[2][upper];
+    sums.reads[place.group][token] = reads[upper];
+    sums.writes[place.group][token] = writes[upper];
   }
 }
 
-/// dP K, dP^T Q, dKK K and dKK^T K to the gradients. `powers`: of dP and dKK, by rows and transposed.
+/// Adds dP K to the head's gradients of q; dP^T Q, dKK K and dKK^T K to those of k. `powers`: of dP and dKK, by rows and
+/// transposed.
 template <int kDimK>
 FLASHQLA_DEVICE void add_pairs(const GradientShared<kDimK>& shared, const GradientPlace& place, const float (&powers)[2][2],
-                               RowGradients<kDimK>& gradients) {
+                               tile::Accumulator (&query)[HeadProducts<kDimK>::kCount],
+                               tile::Accumulator (&key)[HeadProducts<kDimK>::kCount]) {
   constexpr int kCount = HeadProducts<kDimK>::kCount;
   tile::Accumulator sum[kCount];
   const auto add = [&](tile::Accumulator(&to)[kCount], float power) {
@@ -173,14 +166,14 @@ FLASHQLA_DEVICE void add_pairs(const GradientShared<kDimK>& shared, const Gradie
     tile::clear(sum);
   };
   tile::clear(sum);
-  multiply_triangle_rows<kDimK, false>(shared.end.triangles[0], shared.rows[0], place, sum);
-  add(gradients.query, powers[0][0]);
-  multiply_triangle_rows<kDimK, true>(shared.end.turned[0], shared.rows[1], place, sum);
-  add(gradients.key, powers[0][1]);
-  multiply_triangle_rows<kDimK, false>(shared.end.triangles[1], shared.rows[0], place, sum);
-  add(gradients.key, powers[1][0]);
-  multiply_triangle_rows<kDimK, true>(shared.end.turned[1], shared.rows[0], place, sum);
-  add(gradients.key, powers[1][1]);
+  multiply_triangle_rows<kDimK, false>(shared.end().triangles[0], shared.rows[0], place, sum);
+  add(query, powers[0][0]);
+  multiply_triangle_rows<kDimK, true>(shared.end().turned[0], shared.rows[1], place, sum);
+  add(key, powers[0][1]);
+  multiply_triangle_rows<kDimK, false>(shared.end().triangles[1], shared.rows[0], place, sum);
+  add(key, powers[1][0]);
+  multiply_triangle_rows<kDimK, true>(shared.end().turned[1], shared.rows[0], place, sum);
+  add(key, powers[1][1]);
 }
 
 /// Powers of two above the largest of dP and of dKK, of both kinds of triangles, from every warp's largest.
@@ -188,65 +181,89 @@ template <int kDimK>
 FLASHQLA_DEVICE void pair_powers(const GradientShared<kDimK>& shared, float (&powers)[2][2]) {
 #pragma unroll
   for (int kind = 0; kind < 2; ++kind) {
-    float most[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int warp = 0; warp < kGradientWarps; ++warp) {
-      const int gram = (warp + warp / 4) % kGroups / 2;  // gradient_place
-      most[gram] = fmaxf(most[gram], shared.maxima[kind][warp]);
+    for (int gram = 0; gram < 2; ++gram) {
+      const auto* const four = reinterpret_cast<const float4*>(shared.maxima[kind][gram]);
+      const float4 x = four[0], y = four[1];
+      powers[gram][kind] =
+          block::power_above(fmaxf(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)), fmaxf(fmaxf(y.x, y.y), fmaxf(y.z, y.w))));
     }
-    for (int gram = 0; gram < 2; ++gram) powers[gram][kind] = block::power_above(most[gram]);
   }
 }
 
+/// Sums of the next value head over V, tile by tile.
 template <class Element, int kDimK>
-FLASHQLA_DEVICE void add_value_head(const ChunkBackwardParams& p, const PreparedChunk& chunk, std::int32_t head,
-                                    const GradientPlace& place, GradientShared<kDimK>& shared, RowGradients<kDimK>& gradients) {
-  const std::int64_t unit = chunk.index * p.heads_v + head;
-  __syncthreads();  // rows, from all; all have left the last head's stages, gates and sums
-  load_slab_of_v<Element, kDimK>(p, chunk, head, unit, 0, shared.stages[0]);
-  ptx::cp_async_commit();
-  if (place.warp == 0) load_head_gates<kDimK>(p, chunk, head, shared);
-  find_gradient_powers<Element, kDimK>(p, chunk, head, shared);
-  load_logs<kDimK>(p, unit, shared);
+FLASHQLA_DEVICE void multiply_head(const ChunkBackwardParams& p, const PreparedChunk& chunk, const GradientRing& ring,
+                                   const ValueHead& head, const GradientPlace& place, const Multipliers& multipliers, int& slot,
+                                   GradientShared<kDimK>& shared, TileLoader<Element, kDimK>& loader, HeadProducts<kDimK>& sums) {
+  const int tiles = p.dim_v / 16;
+  const float inverse[2] = {block::inverse_power(head.d_o_powers[place.token(0)]),
+                            block::inverse_power(head.d_o_powers[place.token(1)])};
+#pragma unroll 1
+  for (int first = 0; first < tiles; first += ring.tiles) {
+    next_step(p, chunk, ring, shared, loader);
+#pragma unroll 1
+    for (int t = first; t < first + ring.tiles && t < tiles; ++t) {
+      multiply_tile<Element, kDimK>(shared.stage(slot), place, inverse, multipliers, head, t, sums);
+      slot = slot + 1 == ring.stages() ? 0 : slot + 1;
+    }
+  }
+}
+
+/// `h`: number of the value head in its group.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void add_value_head(const ChunkBackwardParams& p, const PreparedChunk& chunk, const GradientRing& ring,
+                                    std::int32_t h, const GradientPlace& place, int& slot, GradientShared<kDimK>& shared,
+                                    TileLoader<Element, kDimK>& loader, RowGradients<kDimK>& gradients) {
+  const ValueHead& head = shared.heads[h % GradientShared<kDimK>::kHeads];
   HeadProducts<kDimK> sums;
   tile::clear(sums.query);
   tile::clear(sums.key);
   tile::clear(sums.write);
   tile::clear(sums.pairs);
   sums.state_dot = 0.0f;
-  multiply_slabs<Element, kDimK>(p, chunk, head, unit, place, shared, sums);
+  const Multipliers multipliers = find_multipliers(head, place);
+  multiply_head<Element, kDimK>(p, chunk, ring, head, place, multipliers, slot, shared, loader, sums);
 
-  float dots[3][2], diagonal[2] = {0.0f, 0.0f};
-  take_states<kDimK>(p, shared, place, sums, gradients, dots);
+  float reads[2], writes[2], diagonal[2] = {0.0f, 0.0f};
+  take_states<kDimK>(p, shared, head, place, multipliers, sums, reads, writes);
   const float state_dot = block::warp_total(sums.state_dot);
   tile::Accumulator flow[4];
   multiply_rows<kDimK>(shared, place, flow);
-  const int kind =
-      place.gram() ? Multiplier::kGram + 2 * place.row_half() + place.column_half() : Multiplier::kScores + place.column_half();
-  take_pairs<kDimK>(shared, place, p.scale, largest_log(p, shared, kind), diagonal, sums.pairs, flow);
+  take_pairs<kDimK>(shared, head, place, p.scale, multipliers.pairs_log, diagonal, sums.pairs, flow);
   leave_maxima<kDimK>(shared, place, sums.pairs);
   if (tile::lane_id() == 0) shared.state_dots[place.warp] = state_dot;
   __syncthreads();  // the largest elements; and all have left the stages
   float powers[2][2];
   pair_powers<kDimK>(shared, powers);
-  leave_head<kDimK>(shared, place, place.gram() ? powers[1] : powers[0], sums.pairs, flow, dots, diagonal);
-  __syncthreads();  // triangles, for all; sums, for warp 0
-  if (place.warp == 0) finish_gates<kDimK>(p, chunk, head, unit, shared);
-  add_pairs<kDimK>(shared, place, powers, gradients);
+  leave_head<kDimK>(shared, head, place, place.gram() ? powers[1] : powers[0], sums.pairs, flow, reads, writes, diagonal);
+  __syncthreads();  // triangles, for all; sums, for one warp
+  add_pairs<kDimK>(shared, place, powers, sums.query, sums.key);
+  gradients.add(h == 0, sums.query, sums.key);
+  if (place.warp == h % kGradientWarps) finish_gates<kDimK>(p, chunk, chunk.head_qk * p.group + h, head, shared);
 }
 
+template <class Element>
 FLASHQLA_DEVICE void store_pair(const TokenTensor& x, std::int64_t at, float first, float second) {
+  auto* const pair = static_cast<Element*>(x.data) + at;
+  if (x.dtype != DType::f32 && reinterpret_cast<std::uintptr_t>(pair) % 4 == 0) {
+    *reinterpret_cast<std::uint32_t*>(pair) = ptx::pack_pair<Element>(first, second);
+    return;
+  }
   store_scalar(x.data, x.dtype, at, first);
   store_scalar(x.data, x.dtype, at + 1, second);
 }
 
 /// Gradients of q and k as given, past L2 normalisation, to the caller's rows.
-template <int kDimK>
+template <class Element, int kDimK>
 FLASHQLA_DEVICE void store_row_gradients(const ChunkBackwardParams& p, const PreparedChunk& chunk, const GradientPlace& place,
-                                         GradientShared<kDimK>& shared, RowGradients<kDimK>& gradients) {
+                                         GradientShared<kDimK>& shared, const RowGradients<kDimK>& gradients) {
   constexpr int kCount = HeadProducts<kDimK>::kCount;
+  auto& row_dots = shared.end().row_dots;
+  __syncthreads();  // all have left the triangles
+  tile::Accumulator x[kCount];
   for (int which = 0; which < 2; ++which) {
-    const tile::Accumulator(&x)[kCount] = which == 0 ? gradients.key : gradients.query;
+    gradients.take(1 - which, x);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float dot = 0.0f;
@@ -255,19 +272,19 @@ FLASHQLA_DEVICE void store_row_gradients(const ChunkBackwardParams& p, const Pre
         dot = fmaf(row.x, x[n].c[2 * upper], fmaf(row.y, x[n].c[2 * upper + 1], dot));
       }
       dot = row_total(dot);
-      if (place.pair == 0) shared.row_dots[which][place.group][place.token(upper)] = dot;
+      if (place.pair == 0) row_dots[which][place.group][place.token(upper)] = dot;
     }
   }
   __syncthreads();  // row dots over quarters of K, for all
   for (int which = 0; which < 2; ++which) {
-    const tile::Accumulator(&x)[kCount] = which == 0 ? gradients.key : gradients.query;
     const TokenTensor& to = which == 0 ? p.d_k : p.d_q;
     if (to.data == nullptr) continue;
+    gradients.take(1 - which, x);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const int token = place.token(upper);
       if (token >= chunk.tokens) continue;
-      const float(&parts)[kGroups][kChunkTokens] = shared.row_dots[which];
+      const float(&parts)[kGroups][kChunkTokens] = row_dots[which];
       const float dot = (parts[0][token] + parts[1][token]) + (parts[2][token] + parts[3][token]);
       const float norm = shared.norms[which][token], factor = shared.factors[which][token];
       const float along = p.l2norm_eps >= 0.0f ? dot * factor * factor : 0.0f;
@@ -277,29 +294,40 @@ FLASHQLA_DEVICE void store_row_gradients(const ChunkBackwardParams& p, const Pre
         const int column = place.group * GradientShared<kDimK>::kColumns + 8 * n + place.pair;
         if (column >= p.dim_k) continue;
         const float2 row = row_pair<kDimK>(shared.rows[which], place, token, n);
-        store_pair(to, at + column, norm * fmaf(-along, row.x, x[n].c[2 * upper]),
-                   norm * fmaf(-along, row.y, x[n].c[2 * upper + 1]));
+        store_pair<Element>(to, at + column, norm * fmaf(-along, row.x, x[n].c[2 * upper]),
+                            norm * fmaf(-along, row.y, x[n].c[2 * upper + 1]));
       }
     }
   }
 }
 
 template <class Element, int kDimK>
-__global__ void __launch_bounds__(kGradientThreads, 1) chunk_gradients(const __grid_constant__ ChunkBackwardParams p) {
+__global__ void __launch_bounds__(kGradientThreads, 1)
+    chunk_gradients(const __grid_constant__ ChunkBackwardParams p, const __grid_constant__ GradientRing ring) {
+  constexpr int kHeads = GradientShared<kDimK>::kHeads;
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<GradientShared<kDimK>*>(memory);
   PreparedChunk chunk;
   if (!find_chunk(p, chunk)) return zero_gradients(p, chunk.index - chunk_count(p.sequences), chunk.head_qk);
 
   const GradientPlace place = gradient_place();
-  load_gradient_rows<Element, kDimK>(p, chunk, shared);
+  TileLoader<Element, kDimK> loader(p, chunk);
+  start_gradient_rows<Element, kDimK>(p, chunk, shared);
+  for (int step = 1; step < ring.depth; ++step) loader.load_step(p, chunk, shared, ring);
   RowGradients<kDimK> gradients;
-  tile::clear(gradients.query);
-  tile::clear(gradients.key);
-  for (std::int32_t h = 0; h < p.group; ++h) {
-    add_value_head<Element, kDimK>(p, chunk, chunk.head_qk * p.group + h, place, shared, gradients);
+  int slot = 0;  // of the next tile
+  for (std::int32_t first = 0; first < p.group; first += kHeads) {
+    const std::int32_t count = p.group - first < kHeads ? p.group - first : kHeads;
+    __syncthreads();  // all have left the last heads' gates and sums
+    load_heads<Element, kDimK>(p, chunk, chunk.head_qk * p.group + first, count, shared);
+    if (first == 0) finish_gradient_rows<Element, kDimK>(p, chunk, ring, shared);
+    __syncthreads();  // gates, powers and rows, for all
+#pragma unroll 1
+    for (std::int32_t h = first; h < first + count; ++h) {
+      add_value_head<Element, kDimK>(p, chunk, ring, h, place, slot, shared, loader, gradients);
+    }
   }
-  store_row_gradients<kDimK>(p, chunk, place, shared, gradients);
+  store_row_gradients<Element, kDimK>(p, chunk, place, shared, gradients);
 }
 
 }  // namespace flashqla::cuda

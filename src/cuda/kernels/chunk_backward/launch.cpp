@@ -45,8 +45,8 @@ KeptChunks take_kept(Parts& parts, const Problem& p, std::int64_t units) {
   KeptChunks kept;
   kept.states = parts.take(units * tiles_v * tiles_k * kBlockBytes);
   kept.rows = parts.take(units * 4 * tiles_v * kBlockBytes);
-  kept.state_powers = parts.take<std::int16_t>(units * tiles_v * 2);
-  kept.row_powers = parts.take<std::int16_t>(units * 2 * p.dim_v);
+  kept.state_powers = parts.take<std::int16_t>(units * tiles_v * 4);
+  kept.row_powers = parts.take<std::int16_t>(units * 4 * tiles_v);
   return kept;
 }
 
@@ -68,6 +68,7 @@ struct BackwardWorkspace {
       float_kept = take_float_kept(parts, p, count);
     } else {
       kept = take_kept(parts, p, count);
+      kept.gates = parts.take<KeptGates>(count);
       d_kept = take_kept(parts, p, count);
     }
     if (p.gate == Gate::computed) head_sums = parts.take<double>(2 * count);
@@ -164,7 +165,8 @@ void launch_chunk_backward(const ChunkBackwardArguments& a, std::byte* workspace
   check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, chunk_blocks, stream.handle),
         "starting prepare_chunks");
   check(states_starter(bf16, padded_k)(params, shape.tiles, blocks, stream.handle), "starting states_both_ways");
-  check((bf16 ? start_gradients_bf16 : start_gradients_f16)(params, padded_k, chunk_blocks, stream.handle),
+  const auto most_shared = static_cast<std::size_t>(properties_of(p.device.index).block_shared_bytes);
+  check((bf16 ? start_gradients_bf16 : start_gradients_f16)(params, padded_k, chunk_blocks, most_shared, stream.handle),
         "starting chunk_gradients");
   if (params.head_sums != nullptr) check(start_head_sums(params, stream.handle), "starting add_head_sums");
 }

@@ -5,7 +5,7 @@
 //   de^T = write_k o (dS^T K^T) + (rise o dO^T) scores         [V x 64]      dE^T = de^T solve        dV = strength o dE
 //   dS^T = total dS^T - (read_k o dE^T) K + (read_q o dO^T) Q
 //
-// What scores and solve hold for a token, later tokens of its chunk contribute to, so that half 1 leaves de for half 0.
+// What scores and solve hold for a token, later tokens of its chunk contribute to: parts wait for those after them.
 #pragma once
 
 #include "cuda/kernels/chunk_backward/params.hpp"
@@ -20,135 +20,71 @@ FLASHQLA_DEVICE tile::FragmentB load_block_turned(const std::byte* unit, int tri
       {ptx::movmatrix_trans(b.b[0]), ptx::movmatrix_trans(b.b[2]), ptx::movmatrix_trans(b.b[1]), ptx::movmatrix_trans(b.b[3])}};
 }
 
-/// c (4 accumulators, the own tokens) += other x triangle over the second half's tokens, times `ratio`; then += own x triangle.
-FLASHQLA_DEVICE void multiply_triangle_turned(const std::byte* unit, int triangle, int half, const tile::FragmentA (&second)[2],
-                                              const float (&ratio)[2], const tile::FragmentA (&own)[2],
-                                              tile::Accumulator (&c)[4]) {
-#pragma unroll
-  for (int n = 0; n < 4; ++n) c[n] = {};
-  if (half == 0) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        tile::multiply<ptx::F16>(c[2 * j], c[2 * j + 1], second[i], load_block_turned(unit, triangle, 2 + i, j));
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) scale_rows(c[n], ratio);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int j = 0; j <= i; ++j) {
-      tile::multiply<ptx::F16>(c[2 * j], c[2 * j + 1], own[i], load_block_turned(unit, triangle, 2 * half + i, 2 * half + j));
-    }
-  }
+/// Where a lane's 16 bytes of a left operand made of a part's dO lie: where that dO was.
+template <class Values>
+FLASHQLA_DEVICE uint4& given_place(std::byte* values, const LanePlace& place, int part) {
+  const int lane = tile::lane_id(), row = part * kPartTokens + lane % kPartTokens;
+  return *reinterpret_cast<uint4*>(values + Values::offset(row, 2 * place.tile + lane / kPartTokens));
 }
 
-/// dO^T of the warp's rows of V and half `half` of the tokens, times factors of the tokens.
-template <class Element, int kSlab>
-FLASHQLA_DEVICE void load_gradients(const tile::SharedTile<kChunkTokens, kSlab>& d_o, const std::byte* unit, int factors,
-                                    const LanePlace& place, int half, tile::Accumulator (&x)[4]) {
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const tile::FragmentA d = tile::load_c_transposed(d_o, place.tile * kTileRows, half * kHalfTokens + 16 * t);
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const float2 upper = ptx::unpack_pair<Element>(d.a[2 * side]), lower = ptx::unpack_pair<Element>(d.a[2 * side + 1]);
-      x[2 * t + side] = {{upper.x, upper.y, lower.x, lower.y}};
-      scale_columns(x[2 * t + side], column_factors(unit, factors, 4 * half + 2 * t + side));
-    }
-  }
-}
-
-/// (rise o dO^T) scores for the own tokens.
-template <class Element, int kSlab>
-FLASHQLA_DEVICE void take_scores(const tile::SharedTile<kChunkTokens, kSlab>& d_o, const std::byte* unit, const LanePlace& place,
-                                 tile::Accumulator (&c)[4]) {
-  tile::Accumulator x[4], late[4];
-  float largest[2] = {0.0f, 0.0f};
-  const float one[2] = {1.0f, 1.0f};
-  load_gradients<Element>(d_o, unit, ChunkUnit::kRise, place, place.half, x);
-  raise_to_rows(x, largest);
-  tile::FragmentA own[2], second[2] = {};
-  if (place.half == 0) {
-    load_gradients<Element>(d_o, unit, ChunkUnit::kRise, place, 1, late);
-    raise_to_rows(late, largest);
-  }
-  const float scale[2] = {block::power_above(largest[0]), block::power_above(largest[1])};
-  if (place.half == 0) pack_errors(scale, late, second);
-  pack_errors(scale, x, own);
-  multiply_triangle_turned(unit, ChunkUnit::kScores, place.half, second, one, own, c);
-#pragma unroll
-  for (int n = 0; n < 4; ++n) scale_rows(c[n], scale);
-}
-
-/// dE of the own tokens from their de.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void solve_gradients(const std::byte* unit, Answer& to, Answer& from, const LanePlace& place,
-                                     const StatePart<kDimK>& part, tile::Accumulator (&de)[4], tile::Accumulator (&d_e)[4]) {
-  float largest[2] = {0.0f, 0.0f}, scale[2], ratio[2];
-  raise_to_rows(de, largest);
-  tile::FragmentA own[2], second[2] = {};
-  const Reach reach = reach_of<Element>(unit, ChunkUnit::kLeastBack, ChunkUnit::kReadK, place, largest, de, part);
-  share_errors<Element, 1>(to, from, place, reach, largest, de, scale, ratio, second, own);
-  multiply_triangle_turned(unit, ChunkUnit::kSolve, place.half, second, ratio, own, d_e);
-#pragma unroll
-  for (int n = 0; n < 4; ++n) scale_rows(d_e[n], scale);
-}
-
-/// What the own tokens' dE change in dS, for both warps: -read_k o dE^T in two parts.
-template <class Element>
-FLASHQLA_DEVICE void leave_updates(const std::byte* unit, Answer& to, const LanePlace& place, const tile::Accumulator (&d_e)[4],
-                                   tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2]) {
-  const int lane = tile::lane_id();
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    tile::Accumulator x[2] = {d_e[2 * t], d_e[2 * t + 1]};
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      const float2 factors = column_factors(unit, ChunkUnit::kReadK, 4 * place.half + 2 * t + side);
-      scale_columns(x[side], {-factors.x, -factors.y});
-    }
-    left[t] = tile::to_a<Element>(x[0], x[1]);
-    rest[t] = tile::rest_of<Element>(x[0], x[1], left[t]);
-    to.left[t][lane] = {left[t].a[0], left[t].a[1], left[t].a[2], left[t].a[3]};
-    to.rest[t][lane] = {rest[t].a[0], rest[t].a[1], rest[t].a[2], rest[t].a[3]};
-  }
-}
-
-/// dS^T += (read_q o dO^T) Q, in the order of the tokens.
-template <class Element, int kDimK, int kTiles>
-FLASHQLA_DEVICE void add_query_updates(const typename AdvanceShared<kDimK, kTiles>::Stage& stage, const LanePlace& place,
-                                       StatePart<kDimK>& part) {
-  using Shared = AdvanceShared<kDimK, kTiles>;
-  const typename Shared::Rows queries{ptx::shared_address(stage.queries)};
-  const typename Shared::Values d_o{ptx::shared_address(stage.values)};
-  const tile::BlockAddresses<kChunkTokens, kDimK> addresses =
-      tile::from_column(tile::addresses_b_transposed(queries), place.half * (kDimK / 2));
+/// What the own tokens' dO gives, for the team: (rise o dO)^T for the products with scores, its rows divided by their scales; and
+/// (read_q o dO)^T for the update of dS, in two parts. It needs no state.
+template <class Element, int kDimK, class Values>
+FLASHQLA_DEVICE void leave_given(std::byte* values, const std::byte* unit, const LanePlace& place,
+                                 ExchangeBothWays<kDimK>& exchange) {
+  const tile::FragmentA d =
+      tile::load_c_transposed(Values{ptx::shared_address(values)}, place.tile * kTileRows, place.part * kPartTokens);
+  tile::Accumulator risen[2], read[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    tile::Accumulator x[4];
-    load_gradients<Element>(d_o, stage.unit, ChunkUnit::kReadQ, place, half, x);
-    tile::FragmentA left[2], rest[2];
+    const float2 upper = ptx::unpack_pair<Element>(d.a[2 * half]), lower = ptx::unpack_pair<Element>(d.a[2 * half + 1]);
+    risen[half] = read[half] = {{upper.x, upper.y, lower.x, lower.y}};
+    scale_columns(risen[half], column_factors(unit, ChunkUnit::kRise, 2 * place.part + half));
+    scale_columns(read[half], column_factors(unit, ChunkUnit::kReadQ, 2 * place.part + half));
+  }
+  float scale[2];
+  scales_of_rows(risen, scale);
+  const tile::FragmentA given = pack_rows(scale, risen);
+  __syncwarp();  // all lanes have dO, whose place this takes
+  given_place<Values>(values, place, place.part) = {given.a[0], given.a[1], given.a[2], given.a[3]};
+  leave_scales(exchange.given_scales[place.part], scale);
+  const tile::FragmentA left = tile::to_a<Element>(read[0], read[1]);
+  store_left(exchange.given_left[place.part], left);
+  store_left(exchange.given_rest[place.part], tile::rest_of<Element>(read[0], read[1], left));
+}
+
+/// de, which holds dS^T K^T, becomes write_k o that + (rise o dO^T) scores, of the own tokens' columns.
+template <class Values, int kTeamTiles, class Team>
+FLASHQLA_DEVICE void take_scores(std::byte* values, const std::byte* unit, const Team* exchange, const LanePlace& place,
+                                 tile::Accumulator (&de)[kTeamTiles][2]) {
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      left[t] = tile::to_a<Element>(x[2 * t], x[2 * t + 1]);
-      rest[t] = tile::rest_of<Element>(x[2 * t], x[2 * t + 1], left[t]);
+  for (int half = 0; half < 2; ++half) {
+    const float2 factors = column_factors(unit, ChunkUnit::kWriteK, 2 * place.part + half);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) scale_columns(de[t][half], factors);
+  }
+#pragma unroll
+  for (int part = kTeam - 1; part >= 0; --part) {
+    if (part < place.part) break;
+    const tile::FragmentB b = load_block_turned(unit, ChunkUnit::kScores, part, place.part);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      float scale[2];
+      take_scales(exchange[t].given_scales[part], scale);
+      const uint4 given = given_place<Values>(values, place.in_tile(t), part);
+      add_product({{given.x, given.y, given.z, given.w}}, b, scale, de[t]);
     }
-    update_state<Element, kDimK>(addresses, half * kHalfTokens, left, rest, part);
   }
 }
 
 /// Transposed rows of the own tokens to a tensor of f32.
 FLASHQLA_DEVICE void store_f32_rows(const ChunkBackwardParams& p, const AdvanceWork& work, const TokenTensor& out,
-                                    const LanePlace& place, std::int64_t chunk, const tile::Accumulator (&x)[4]) {
+                                    const LanePlace& place, std::int64_t chunk, const tile::Accumulator (&x)[2]) {
   const int tokens = work.rows.tokens(chunk);
   const std::int64_t first = work.rows.begin + work.rows.position(chunk);
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     for (int i = 0; i < 4; ++i) {
-      const int token = place.half * kHalfTokens + 8 * n + place.column + i % 2;
+      const int token = place.part * kPartTokens + 8 * n + place.column + i % 2;
       const int v = work.first_v + place.tile * kTileRows + place.row + i / 2 * 8;
       if (token >= tokens || v >= p.dim_v) continue;
       static_cast<float*>(out.data)[offset_of(out, work.rows.batch, first + token, work.head) + v] = x[n].c[i];
@@ -161,14 +97,13 @@ FLASHQLA_DEVICE void store_f32_rows(const ChunkBackwardParams& p, const AdvanceW
 template <class Element>
 FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
                                            const LanePlace& place, const std::byte* unit, std::byte* memory,
-                                           tile::Accumulator (&d_e)[4]) {
+                                           tile::Accumulator (&d_e)[2]) {
   float scale[2];
-  tile::FragmentA rows[2];
-  pack_rows(d_e, scale, rows);
-  keep_rows(p.d_kept, p, work, chunk, place, rows, scale);
+  scales_of_rows(d_e, scale);
+  keep_rows(p.d_kept, p, work, chunk, place, pack_rows(scale, d_e), scale);
   if (p.d_v.data == nullptr) return;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) scale_columns(d_e[n], column_factors(unit, ChunkUnit::kStrength, 4 * place.half + n));
+  for (int n = 0; n < 2; ++n) scale_columns(d_e[n], column_factors(unit, ChunkUnit::kStrength, 2 * place.part + n));
   if (p.d_v.dtype == DType::f32) {
     store_f32_rows(p, work, p.d_v, place, chunk, d_e);
   } else {
@@ -180,69 +115,96 @@ FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const A
 struct Retreat {
   using Params = ChunkBackwardParams;
   static constexpr bool kBack = true;
+  /// From the caller's rows: what the stage had has given way (leave_given).
+  template <class Element, int kSlab>
+  static FLASHQLA_DEVICE float value(const Params& p, const AdvanceWork& work, std::int64_t chunk, const std::byte*, int token,
+                                     int column) {
+    const int v = work.first_v + column;
+    if (token >= work.rows.tokens(chunk) || v >= p.dim_v) return 0.0f;
+    const std::int64_t row = work.rows.begin + work.rows.position(chunk) + token;
+    return load_scalar(p.d_o.data, p.d_o.dtype, offset_of(p.d_o, work.rows.batch, row, work.head) + v);
+  }
   template <class Element>
   static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
-                                     const std::byte* unit, std::byte* memory, tile::Accumulator (&d_e)[4],
-                                     const tile::Accumulator (&)[4]) {
+                                     const std::byte* unit, std::byte* memory, tile::Accumulator (&d_e)[2],
+                                     const tile::Accumulator (&)[2]) {
     store_value_gradients<Element>(p, work, chunk, place, unit, memory, d_e);
   }
 };
 
-template <class Element, int kDimK, int kTiles>
+template <class Element, int kDimK, int kTeamTiles, class Shared>
 FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
-                                   const typename AdvanceShared<kDimK, kTiles>::Stage& stage,
-                                   Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
-  using Shared = AdvanceShared<kDimK, kTiles>;
-  const LanePlace place = lane_place();
-  const typename Shared::Values d_o{ptx::shared_address(stage.values)};
-  tile::Accumulator de[4], d_e[4];
-  project_tokens<Element, kDimK, kTiles, false>(stage, exchange, place, part, de, d_e);
-  take_scores<Element, Shared::kSlab>(d_o, stage.unit, place, d_e);
+                                   typename Shared::Stage& stage, Shared& shared, const LanePlace& place,
+                                   StatePart<kDimK> (&state)[kTeamTiles]) {
+  using Values = typename Shared::Values;
+  auto* const exchange = shared.exchange + place.tile;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    scale_columns(de[n], column_factors(stage.unit, ChunkUnit::kWriteK, 4 * place.half + n));
+  for (int t = 0; t < kTeamTiles; ++t) {
+    leave_given<Element, kDimK, Values>(stage.values, stage.unit, place.in_tile(t), exchange[t]);
+  }
+  tile::Accumulator de[kTeamTiles][2], d_e[kTeamTiles][2], none[kTeamTiles][2];
+  project_tokens<Element, kDimK, false>(stage, exchange, place, state, de, none);
+  take_scores<Values>(stage.values, stage.unit, exchange, place, de);
+  float scale[kTeamTiles][2];
+  const auto solve = [&](int part) { return load_block_turned(stage.unit, ChunkUnit::kSolve, part, place.part); };
+  const unsigned lost = solve_part<Element, -1>(exchange, stage.unit, place, state, de, solve, d_e, scale);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) de[n].c[i] += d_e[n].c[i];
+  for (int t = 0; t < kTeamTiles; ++t) {
+    leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kReadK, -1.0f, d_e[t]);
   }
-  Answer& to = exchange[place.other()].answer;
-  Answer& own = exchange[place.own()].answer;
-  solve_gradients<Element>(stage.unit, to, own, place, part, de, d_e);
-  tile::FragmentA left[2], rest[2];
-  leave_updates<Element>(stage.unit, to, place, d_e, left, rest);
-  ptx::named_barrier(place.barrier(2), 64);  // updates, for the other warp
-  if (own.lost != 0) {
-    return walk_chunk<Element, kDimK, kTiles, Retreat>(p, work, chunk, stage, exchange, part);
-  }
-  update_with_keys<Element, kDimK, kTiles>(stage, place, own, left, rest, part);
-  add_query_updates<Element, kDimK, kTiles>(stage, place, part);
-  store_value_gradients<Element>(p, work, chunk, place, stage.unit, exchange[place.own()].output, d_e);
+  team_barrier(place, 2);  // updates, for the team
+  const auto finish = [&](auto left_out) {
+    update_with_keys<Element>(stage, place, exchange, left_out, state);
+    update_state<Element>(
+        QuarterAddresses<kDimK>(typename Shared::Rows{ptx::shared_address(stage.queries)}, place), left_out,
+        [&](int t, int part) { return stored_left(exchange[t].given_left[part]); },
+        [&](int t, int part) { return stored_left(exchange[t].given_rest[part]); }, state);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      if (left_out.has(t)) continue;
+      store_value_gradients<Element>(p, work, chunk, place.in_tile(t), stage.unit, exchange[t].output[place.part], d_e[t]);
+    }
+  };
+  if (lost == 0) return finish(TileSet<true>{0});
+  leave_lost(lost, exchange, place, state);
+  finish(TileSet<false>{lost});
+  walk_lost<Element, Shared::kSlab, Retreat>(p, work, chunk, stage, lost, exchange, place, state);
 }
 
-template <class Element, int kDimK, int kTiles>
-FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const AdvanceWork& work,
-                                      AdvanceShared<kDimK, kTiles>& shared) {
-  using Stage = typename AdvanceShared<kDimK, kTiles>::Stage;
-  StatePart<kDimK> part;
-  load_state<kDimK>(p, work, p.d_final_state, p.d_final_state.data != nullptr ? work.sequence : -1, part);
-  walk_chunks<Element, kDimK, kTiles, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, const Stage& stage) {
-    keep_state<kDimK>(p.d_kept, p, work, chunk, part);
-    retreat_chunk<Element, kDimK, kTiles>(p, work, chunk, stage, shared.exchange, part);
+template <class Element, int kDimK, class Shared>
+FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const AdvanceWork& work, Shared& shared) {
+  using Stage = typename Shared::Stage;
+  constexpr int kTeamTiles = Shared::kTeamTiles;
+  const LanePlace place = lane_place<kTeamTiles>();
+  const std::int64_t read = p.d_final_state.data != nullptr ? work.sequence : -1;
+  StatePart<kDimK> state[kTeamTiles];
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) load_state<kDimK>(p, work, place.in_tile(t), p.d_final_state, read, state[t]);
+  walk_chunks<Element, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, Stage& stage) {
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) keep_state<kDimK>(p.d_kept, p, work, chunk, place.in_tile(t), state[t]);
+    retreat_chunk<Element, kDimK>(p, work, chunk, stage, shared, place, state);
   });
-  if (p.d_initial_state.data != nullptr) store_state<kDimK>(p, work, p.d_initial_state, work.sequence, part);
+  if (p.d_initial_state.data == nullptr) return;
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    store_state<kDimK>(p, work, place.in_tile(t), p.d_initial_state, work.sequence, state[t]);
+  }
 }
 
 /// Blocks with even numbers advance states, those with odd ones retreat: neither needs the other's.
 template <class Element, int kDimK, int kTiles>
-__global__ void __launch_bounds__(kTiles * 64) states_both_ways(const __grid_constant__ ChunkBackwardParams p) {
-  using Shared = AdvanceShared<kDimK, kTiles>;
+__global__ void __launch_bounds__(AdvanceShared<kDimK, kTiles>::kThreads)
+    states_both_ways(const __grid_constant__ ChunkBackwardParams p) {
+  using Shared = AdvanceShared<kDimK, kTiles, true>;
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const AdvanceWork work = advance_work<Shared::kSlab>(p, blockIdx.x / 2);
   if (blockIdx.x % 2 == 0) {
     const std::int64_t read = p.initial_state.data != nullptr ? work.sequence : -1;
-    advance_sequence<Element, kDimK, kTiles, true>(p, work, read, -1, shared);
+    advance_sequence<Element, kDimK, true>(p, work, read, -1, shared);
   } else {
-    retreat_sequence<Element, kDimK, kTiles>(p, work, shared);
+    retreat_sequence<Element, kDimK>(p, work, shared);
   }
 }
 

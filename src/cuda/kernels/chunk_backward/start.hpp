@@ -15,8 +15,11 @@ int start_states_bf16_256(const ChunkBackwardParams& params, int tiles, std::int
 int start_states_f16_64(const ChunkBackwardParams& params, int tiles, std::int64_t blocks, void* stream);
 int start_states_f16_128(const ChunkBackwardParams& params, int tiles, std::int64_t blocks, void* stream);
 int start_states_f16_256(const ChunkBackwardParams& params, int tiles, std::int64_t blocks, void* stream);
-int start_gradients_bf16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
-int start_gradients_f16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);
+/// `most_shared`: bytes of shared memory that a block may have.
+int start_gradients_bf16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, std::size_t most_shared,
+                         void* stream);
+int start_gradients_f16(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, std::size_t most_shared,
+                        void* stream);
 
 int start_states_f32(const ChunkBackwardParams& params, int tiles, std::int64_t blocks, void* stream);
 int start_gradients_f32(const ChunkBackwardParams& params, std::int32_t padded_k, std::int64_t blocks, void* stream);

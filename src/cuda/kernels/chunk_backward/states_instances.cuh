@@ -11,7 +11,10 @@ namespace flashqla::cuda {
 
 template <class Element, int kDimK, int kTiles>
 int start_states_with(const ChunkBackwardParams& params, std::int64_t blocks, void* stream) {
-  const KernelLaunch launch{blocks, kTiles * 64, advance_shared_bytes(kDimK, {kTiles, params.stages}), stream};
+  using Shared = AdvanceShared<kDimK, kTiles, true>;
+  static_assert(sizeof(Shared) == advance_shared_bytes(kDimK, {kTiles, kMaxStages}, true),
+                "the host reckons with the same bytes");
+  const KernelLaunch launch{blocks, Shared::kThreads, advance_shared_bytes(kDimK, {kTiles, params.stages}, true), stream};
   return start_kernel(states_both_ways<Element, kDimK, kTiles>, launch, params);
 }
 

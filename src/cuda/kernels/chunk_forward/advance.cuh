@@ -42,165 +42,200 @@ FLASHQLA_DEVICE tile::FragmentB load_block(const std::byte* unit, int triangle, 
   return {{b.x, b.y, b.z, b.w}};
 }
 
-/// Leaves the warp's half of S^T, rounded, for the other warp.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void leave_state(Exchange<kDimK>& to, const StatePart<kDimK>& part, tile::FragmentA (&own)[kDimK / 32]) {
+/// Leaves the warp's quarter of S^T, rounded, for the team; kRest: likewise what the rounding left.
+template <class Element, int kDimK, bool kRest>
+FLASHQLA_DEVICE void leave_state(uint4 (&to)[kDimK / 16][32], const LanePlace& place, const StatePart<kDimK>& part) {
+  constexpr int kOwn = kDimK / 16 / kTeam;
 #pragma unroll
-  for (int step = 0; step < kDimK / 32; ++step) {
-    own[step] = tile::to_a<Element>(part.s[2 * step], part.s[2 * step + 1]);
-    to.state[step][tile::lane_id()] = {own[step].a[0], own[step].a[1], own[step].a[2], own[step].a[3]};
-  }
-}
-/// Likewise what the rounding left.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void leave_rest(Exchange<kDimK>& to, const StatePart<kDimK>& part, tile::FragmentA (&own)[kDimK / 32]) {
-#pragma unroll
-  for (int step = 0; step < kDimK / 32; ++step) {
-    own[step] = tile::rest_of<Element>(part.s[2 * step], part.s[2 * step + 1], own[step]);
-    to.rest[step][tile::lane_id()] = {own[step].a[0], own[step].a[1], own[step].a[2], own[step].a[3]};
+  for (int step = 0; step < kOwn; ++step) {
+    const tile::Accumulator &x = part.s[2 * step], &y = part.s[2 * step + 1];
+    const tile::FragmentA rounded = tile::to_a<Element>(x, y);
+    store_left(to[place.part * kOwn + step], kRest ? tile::rest_of<Element>(x, y, rounded) : rounded);
   }
 }
 
-/// c (4 accumulators, the own 32 tokens) += S^T times the rows, over the half of K that `state` is of; `addresses` begin at the
-/// own tokens and that half. Right operands are loaded kAhead products before they are used.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void project(const tile::BlockAddresses<kChunkTokens, kDimK>& addresses,
-                             const tile::FragmentA (&state)[kDimK / 32], tile::Accumulator (&c)[4]) {
-  constexpr int kCount = kDimK / 32 * 2, kAhead = kCount < 4 ? kCount : 4, kRing = kAhead + 1;
-  tile::FragmentB b[kRing];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) b[i] = tile::load_b(addresses, i % 2 * 16, i / 2 * 16);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int next = i + kAhead, t = i % 2;
-    if (next < kCount) b[next % kRing] = tile::load_b(addresses, next % 2 * 16, next / 2 * 16);
-    tile::multiply<Element>(c[2 * t], c[2 * t + 1], state[i / 2], b[i % kRing]);
-  }
-}
-
-/// Where a lane finds the warp's own tokens in a tile of rows, from half `half` of K on.
+/// Addresses of a lane for blocks of 16 x 16 of the own tokens' rows, as right operands whose columns are the tokens.
 template <int kDimK>
 FLASHQLA_DEVICE tile::BlockAddresses<kChunkTokens, kDimK> own_tokens(const tile::SharedTile<kChunkTokens, kDimK>& rows,
-                                                                     const LanePlace& place, int half) {
+                                                                     const LanePlace& place) {
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
-  return tile::from_column(tile::addresses_b(Rows{rows.base + place.half * kHalfTokens * Rows::kRowBytes}), half * (kDimK / 2));
+  return tile::addresses_b(Rows{rows.base + static_cast<std::uint32_t>(place.part * kPartTokens * Rows::kRowBytes)});
 }
 
-/// e, which holds K S, becomes strength o v - read_k o (K S) for the warp's own tokens; the largest of each of the lane's two
-/// rows.
-template <class Element, int kSlab>
-FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& values, const std::byte* unit,
-                                 const LanePlace& place, tile::Accumulator (&e)[4], float (&largest)[2]) {
-  largest[0] = largest[1] = 0.0f;
+/// sk[tile] (2 accumulators, the own 16 tokens) += S^T times the keys, over all of K in order; kQueries: sq likewise with
+/// queries; kRest: also what rounding S^T left, times the keys. Operands are loaded kAhead steps before they are used, rows
+/// before wait(), which waits for the state.
+template <class Element, int kDimK, int kTeamTiles, bool kQueries, bool kRest, class Team, class Wait>
+FLASHQLA_DEVICE void project(const tile::BlockAddresses<kChunkTokens, kDimK>& keys,
+                             const tile::BlockAddresses<kChunkTokens, kDimK>& queries, const Team* exchange, const Wait& wait,
+                             tile::Accumulator (&sk)[kTeamTiles][2], tile::Accumulator (&sq)[kTeamTiles][2]) {
+  constexpr int kCount = kDimK / 16, kAhead = 2, kRing = kAhead + 1;
+  tile::FragmentB k[kRing], q[kRing];
+  tile::FragmentA a[kRing][kTeamTiles], rest[kRing][kTeamTiles];
+  const auto load_rows = [&](int i) {
+    k[i % kRing] = tile::load_b(keys, 0, i * 16);
+    if constexpr (kQueries) q[i % kRing] = tile::load_b(queries, 0, i * 16);
+  };
+  const auto load_states = [&](int i) {
 #pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const tile::FragmentA v = tile::load_c_transposed(values, place.tile * kTileRows, place.half * kHalfTokens + 16 * t);
+    for (int t = 0; t < kTeamTiles; ++t) {
+      a[i % kRing][t] = stored_left(exchange[t].state[i]);
+      if constexpr (kRest) rest[i % kRing][t] = stored_left(exchange[t].rest[i]);
+    }
+  };
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 factors = column_factors(unit, ChunkUnit::kReadK, 4 * place.half + 2 * t + half);
-      const float2 strengths = column_factors(unit, ChunkUnit::kStrength, 4 * place.half + 2 * t + half);
-      const float2 upper = ptx::unpack_pair<Element>(v.a[2 * half]), lower = ptx::unpack_pair<Element>(v.a[2 * half + 1]);
-      float* const c = e[2 * t + half].c;
-      c[0] = fmaf(-factors.x, c[0], strengths.x * upper.x);
-      c[1] = fmaf(-factors.y, c[1], strengths.y * upper.y);
-      c[2] = fmaf(-factors.x, c[2], strengths.x * lower.x);
-      c[3] = fmaf(-factors.y, c[3], strengths.y * lower.y);
-      largest[0] = fmaxf(largest[0], fmaxf(fabsf(c[0]), fabsf(c[1])));
-      largest[1] = fmaxf(largest[1], fmaxf(fabsf(c[2]), fabsf(c[3])));
+  for (int i = 0; i < kAhead; ++i) load_rows(i);
+  wait();
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load_states(i);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i + kAhead < kCount) {
+      load_rows(i + kAhead);
+      load_states(i + kAhead);
+    }
+    const int use = i % kRing;
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      tile::multiply<Element>(sk[t][0], sk[t][1], a[use][t], k[use]);
+      if constexpr (kQueries) tile::multiply<Element>(sq[t][0], sq[t][1], a[use][t], q[use]);
+      if constexpr (kRest) tile::multiply<Element>(sk[t][0], sk[t][1], rest[use][t], k[use]);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 1));
-    largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], 2));
-  }
 }
 
-/// The warp's own errors divided by their rows' scales, as left operands.
-FLASHQLA_DEVICE void pack_errors(const float (&scale)[2], tile::Accumulator (&e)[4], tile::FragmentA (&errors)[2]) {
-  const float inverse[2] = {block::inverse_power(scale[0]), block::inverse_power(scale[1])};
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    scale_rows(e[2 * t], inverse);
-    scale_rows(e[2 * t + 1], inverse);
-    errors[t] = tile::to_a<ptx::F16>(e[2 * t], e[2 * t + 1]);
-  }
-}
-
-/// The larger of `largest` and the largest of each of the lane's two rows.
-FLASHQLA_DEVICE void raise_to_rows(const tile::Accumulator (&x)[4], float (&largest)[2]) {
+/// The largest of each of the lane's two rows.
+FLASHQLA_DEVICE void largest_of_rows(const tile::Accumulator (&x)[2], float (&largest)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float most = 0.0f;
 #pragma unroll
-    for (int n = 0; n < 4; ++n) most = fmaxf(most, fmaxf(fabsf(x[n].c[2 * i]), fabsf(x[n].c[2 * i + 1])));
+    for (int n = 0; n < 2; ++n) most = fmaxf(most, fmaxf(fabsf(x[n].c[2 * i]), fabsf(x[n].c[2 * i + 1])));
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    largest[i] = fmaxf(largest[i], fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2)));
+    largest[i] = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+  }
+}
+/// Powers of two above them.
+FLASHQLA_DEVICE void scales_of_rows(const tile::Accumulator (&x)[2], float (&scale)[2]) {
+  float largest[2];
+  largest_of_rows(x, largest);
+  for (int i = 0; i < 2; ++i) scale[i] = block::power_above(largest[i]);
+}
+
+/// e, which holds K S, becomes strength o v - read_k o (K S) for the warp's own tokens.
+template <class Element, int kSlab>
+FLASHQLA_DEVICE void take_errors(const tile::SharedTile<kChunkTokens, kSlab>& values, const std::byte* unit,
+                                 const LanePlace& place, tile::Accumulator (&e)[2]) {
+  const tile::FragmentA v = tile::load_c_transposed(values, place.tile * kTileRows, place.part * kPartTokens);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float2 factors = column_factors(unit, ChunkUnit::kReadK, 2 * place.part + half);
+    const float2 strengths = column_factors(unit, ChunkUnit::kStrength, 2 * place.part + half);
+    const float2 upper = ptx::unpack_pair<Element>(v.a[2 * half]), lower = ptx::unpack_pair<Element>(v.a[2 * half + 1]);
+    float* const c = e[half].c;
+    c[0] = fmaf(-factors.x, c[0], strengths.x * upper.x);
+    c[1] = fmaf(-factors.y, c[1], strengths.y * upper.y);
+    c[2] = fmaf(-factors.x, c[2], strengths.x * lower.x);
+    c[3] = fmaf(-factors.y, c[3], strengths.y * lower.y);
   }
 }
 
-/// `rows`, divided by powers of two `scale` above the lane's rows, as left operands.
-FLASHQLA_DEVICE void pack_rows(const tile::Accumulator (&rows)[4], float (&scale)[2], tile::FragmentA (&packed)[2]) {
-  float largest[2] = {0.0f, 0.0f};
-  raise_to_rows(rows, largest);
-  for (int i = 0; i < 2; ++i) scale[i] = block::power_above(largest[i]);
-  tile::Accumulator scaled[4] = {rows[0], rows[1], rows[2], rows[3]};
-  pack_errors(scale, scaled, packed);
+/// Rows of the warp's own tokens divided by `scale`, as a left operand.
+FLASHQLA_DEVICE tile::FragmentA pack_rows(const float (&scale)[2], const tile::Accumulator (&x)[2]) {
+  const float inverse[2] = {block::inverse_power(scale[0]), block::inverse_power(scale[1])};
+  tile::Accumulator divided[2] = {x[0], x[1]};
+  scale_rows(divided[0], inverse);
+  scale_rows(divided[1], inverse);
+  return tile::to_a<ptx::F16>(divided[0], divided[1]);
 }
 
-/// c (4 accumulators, the own tokens) += first triangle^T over the first half's tokens, times `ratio`; then += own triangle^T.
-FLASHQLA_DEVICE void multiply_triangle(const std::byte* unit, int triangle, int half, const tile::FragmentA (&first)[2],
-                                       const float (&ratio)[2], const tile::FragmentA (&own)[2], tile::Accumulator (&c)[4]) {
+/// The scales of the lane's two rows of a part's tokens, powers of two: the upper halves of both floats say all.
+FLASHQLA_DEVICE void leave_scales(std::uint32_t (&to)[8], const float (&scale)[2]) {
+  if (tile::lane_id() % 4 == 0) to[tile::lane_id() / 4] = __float_as_uint(scale[0]) >> 16 | __float_as_uint(scale[1]);
+}
+FLASHQLA_DEVICE void take_scales(const std::uint32_t (&from)[8], float (&scale)[2]) {
+  const std::uint32_t both = from[tile::lane_id() / 4];
+  scale[0] = __uint_as_float(both << 16);
+  scale[1] = __uint_as_float(both & 0xffff0000u);
+}
+
+/// c (2 accumulators, the own tokens) += scale o (left times a block).
+FLASHQLA_DEVICE void add_product(const tile::FragmentA& left, const tile::FragmentB& block, const float (&scale)[2],
+                                 tile::Accumulator (&c)[2]) {
+  tile::Accumulator product[2];
+  tile::clear(product);
+  tile::multiply<ptx::F16>(product[0], product[1], left, block);
 #pragma unroll
-  for (int n = 0; n < 4; ++n) c[n] = {};
-  if (half == 1) {
+  for (int n = 0; n < 2; ++n) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int i = 0; i < 4; ++i) c[n].c[i] = fmaf(scale[i / 2], product[n].c[i], c[n].c[i]);
+  }
+}
+
+/// Addresses of a lane for blocks of 16 x 16 of the own quarter of K, as right operands whose rows are tokens: of tokens 0-15.
+template <int kDimK>
+struct QuarterAddresses {
+  static constexpr int kBlocks = kDimK / 16 / kTeam;
+  using Rows = tile::SharedTile<kChunkTokens, kDimK>;
+  std::uint32_t at[kBlocks];
+
+  FLASHQLA_DEVICE QuarterAddresses(const Rows& rows, const LanePlace& place) {
+    const tile::LanePiece lane = tile::lane_b_transposed();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        tile::multiply<ptx::F16>(c[2 * i], c[2 * i + 1], first[j], load_block(unit, triangle, 2 + i, j));
+    for (int n = 0; n < kBlocks; ++n) at[n] = rows.piece(lane.row, 2 * (place.part * kBlocks + n) + lane.piece);
+  }
+  FLASHQLA_DEVICE tile::FragmentB load(int part, int n) const {
+    tile::FragmentB b;
+    ptx::ldmatrix_x4_trans(b.b, at[n] + part * kPartTokens * Rows::kRowBytes);
+    return b;
+  }
+};
+
+/// Tiles of a team, a bit each. kNone: known to be none.
+template <bool kNone>
+struct TileSet {
+  unsigned bits;
+  FLASHQLA_DEVICE bool has(int tile) const { return !kNone && (bits >> tile & 1) != 0; }
+};
+
+/// S^T += left rows over all tokens of the chunk in order, but not of tiles that are `left_out`. What is on the left, of a part's
+/// tokens: lefts(tile, part) rounded, rests(tile, part) what the rounding left.
+template <class Element, int kDimK, int kTeamTiles, bool kAll, class Lefts, class Rests>
+FLASHQLA_DEVICE void update_state(const QuarterAddresses<kDimK>& rows, TileSet<kAll> left_out, const Lefts& lefts,
+                                  const Rests& rests, StatePart<kDimK> (&state)[kTeamTiles]) {
+  constexpr int kBlocks = QuarterAddresses<kDimK>::kBlocks;
+#pragma unroll
+  for (int part = 0; part < kTeam; ++part) {
+    tile::FragmentA left[kTeamTiles], rest[kTeamTiles];
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      if (left_out.has(t)) continue;
+      left[t] = lefts(t, part);
+      rest[t] = rests(t, part);
+    }
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      const tile::FragmentB b = rows.load(part, n);
+#pragma unroll
+      for (int t = 0; t < kTeamTiles; ++t) {
+        if (!left_out.has(t)) tile::multiply<Element>(state[t].s[2 * n], state[t].s[2 * n + 1], left[t], b);
+      }
+#pragma unroll
+      for (int t = 0; t < kTeamTiles; ++t) {
+        if (!left_out.has(t)) tile::multiply<Element>(state[t].s[2 * n], state[t].s[2 * n + 1], rest[t], b);
       }
     }
-#pragma unroll
-    for (int n = 0; n < 4; ++n) scale_rows(c[n], ratio);
-  }
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-#pragma unroll
-    for (int i = j; i < 2; ++i) {
-      tile::multiply<ptx::F16>(c[2 * i], c[2 * i + 1], own[j], load_block(unit, triangle, 2 * half + i, 2 * half + j));
-    }
-  }
-}
-
-/// S^T += left K over two blocks of 16 tokens from `token` on; `left` rounded and what the rounding left.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void update_state(const tile::BlockAddresses<kChunkTokens, kDimK>& keys, int token,
-                                  const tile::FragmentA (&left)[2], const tile::FragmentA (&rest)[2], StatePart<kDimK>& part) {
-  constexpr int kBlocks = kDimK / 32, kCount = 2 * kBlocks, kAhead = 2, kRing = kAhead + 1;
-  tile::FragmentB key[kRing];
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) key[i] = tile::load_b_transposed(keys, token + i / kBlocks * 16, i % kBlocks * 16);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int next = i + kAhead, t = i / kBlocks, n = i % kBlocks;
-    if (next < kCount) {
-      key[next % kRing] = tile::load_b_transposed(keys, token + next / kBlocks * 16, next % kBlocks * 16);
-    }
-    tile::multiply<Element>(part.s[2 * n], part.s[2 * n + 1], left[t], key[i % kRing]);
-    tile::multiply<Element>(part.s[2 * n], part.s[2 * n + 1], rest[t], key[i % kRing]);
   }
 }
 
 /// O^T (or gradients of v^T) of the own tokens to the caller's rows, transposed in the registers and put together in the warp's
-/// exchange.
+/// part of the exchange.
 template <class Element>
 FLASHQLA_DEVICE void store_rows(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& out,
-                                const LanePlace& place, std::int64_t chunk, std::byte* memory, const tile::Accumulator (&o)[4]) {
-  using Tile = tile::SharedTile<kHalfTokens, kTileRows>;
-  __syncwarp();  // all lanes have read what the other warp left here
+                                const LanePlace& place, std::int64_t chunk, std::byte* memory, const tile::Accumulator (&o)[2]) {
+  using Tile = tile::SharedTile<kPartTokens, kTileRows>;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::uint32_t pair = ptx::movmatrix_trans(ptx::pack_pair<Element>(o[n].c[2 * half], o[n].c[2 * half + 1]));
@@ -208,24 +243,19 @@ FLASHQLA_DEVICE void store_rows(const ChunkForwardParams& p, const AdvanceWork& 
     }
   }
   __syncwarp();  // the pieces, for other lanes
-  const int first_token = place.half * kHalfTokens, tokens = work.rows.tokens(chunk) - first_token;
-  const int first = work.first_v + place.tile * kTileRows;
-  const std::int64_t row_token = work.rows.begin + work.rows.position(chunk) + first_token;
-  auto* const to = static_cast<Element*>(out.data) + offset_of(out, work.rows.batch, row_token, work.head) + first;
+  static_assert(kPartTokens * kTileRows == 32 * tile::kPieceElements, "a lane has a piece of 16 bytes");
+  const int token = tile::lane_id() / 2, piece = tile::lane_id() % 2, first_token = place.part * kPartTokens;
+  const int first = work.first_v + place.tile * kTileRows + piece * tile::kPieceElements;
+  if (first_token + token >= work.rows.tokens(chunk) || first >= p.dim_v) return;
+  const std::int64_t row_token = work.rows.begin + work.rows.position(chunk) + first_token + token;
+  auto* const row = static_cast<Element*>(out.data) + offset_of(out, work.rows.batch, row_token, work.head) + first;
+  const std::byte* from = memory + Tile::offset(token, piece);
+  if (p.aligned != 0) {
+    *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(from);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int at = 32 * i + tile::lane_id(), token = at / 2, piece = at % 2;
-    if (token >= tokens || first + piece * tile::kPieceElements >= p.dim_v) continue;
-    const std::byte* from = memory + Tile::offset(token, piece);
-    Element* const row = to + token * out.stride_token + piece * tile::kPieceElements;
-    if (p.aligned != 0) {
-      *reinterpret_cast<uint4*>(row) = *reinterpret_cast<const uint4*>(from);
-    } else {
-#pragma unroll
-      for (int c = 0; c < tile::kPieceElements; ++c) row[c] = reinterpret_cast<const Element*>(from)[c];
-    }
+    for (int c = 0; c < tile::kPieceElements; ++c) row[c] = reinterpret_cast<const Element*>(from)[c];
   }
-  __syncwarp();  // all lanes have read: the next chunk's state may come here
 }
 
 }  // namespace flashqla::cuda

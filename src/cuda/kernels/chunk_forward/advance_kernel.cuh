@@ -1,5 +1,6 @@
 // The kernel around advance.cuh: work of a block, stages, states at both ends. Barriers: one of all threads a chunk (twice with
-// one stage), and three between the two warps of a pair, each with the exchange that it orders.
+// one stage), and three of the warps of a team (four in precise chunks), each with the exchange
+// that it orders.
 #pragma once
 
 #include "cuda/kernels/chunk_forward/advance.cuh"
@@ -9,167 +10,151 @@
 
 namespace flashqla::cuda {
 
-template <int kCount, int kMost>
-FLASHQLA_DEVICE void load_fragments(const uint4 (&from)[kMost][32], tile::FragmentA (&f)[kCount]) {
-  static_assert(kCount <= kMost, "the exchange has memory for K = 256");
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const uint4 a = from[i][tile::lane_id()];
-    f[i] = {{a.x, a.y, a.z, a.w}};
-  }
-}
-
-/// The warp's own updates for the other's, or back.
-FLASHQLA_DEVICE void exchange_updates(Answer& answer, tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2]) {
-  const auto swap = [](uint4& stored, tile::FragmentA& f) {
-    const uint4 own = {f.a[0], f.a[1], f.a[2], f.a[3]}, other = stored;
-    stored = own;
-    f = {{other.x, other.y, other.z, other.w}};
-  };
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    swap(answer.left[t][tile::lane_id()], left[t]);
-    swap(answer.rest[t][tile::lane_id()], rest[t]);
-  }
-}
-
-/// The warp's errors as left operands, divided by its rows' scales, and those of the other half if that is kSender: it leaves
-/// them with its scales. The receiver's scales are the larger ones; what comes from the sender takes `ratio` besides. The
-/// receiver decides whether the chunk is to be walked token by token, which both find after the next barrier.
-template <class Element, int kSender>
-FLASHQLA_DEVICE void share_errors(Answer& to, Answer& from, const LanePlace& place, const Reach& reach, const float (&largest)[2],
-                                  tile::Accumulator (&e)[4], float (&scale)[2], float (&ratio)[2], tile::FragmentA (&received)[2],
-                                  tile::FragmentA (&own)[2]) {
-  const int lane = tile::lane_id();
-  for (int i = 0; i < 2; ++i) {
-    scale[i] = block::power_above(largest[i]);
-    ratio[i] = 1.0f;
-  }
-  __syncwarp();  // all lanes have read the other warp's state: its memory may be written
-  if (place.half == kSender) {
-    pack_errors(scale, e, own);
-    for (int t = 0; t < 2; ++t) to.errors[t][lane] = {own[t].a[0], own[t].a[1], own[t].a[2], own[t].a[3]};
-    if (lane % 4 == 0) to.scales[lane / 4] = {scale[0], scale[1]};
-    if (watched<Element>(reach) && lane == 0) to.reach = {reach.tokens, reach.through, reach.state, 0.0f};
-  }
-  ptx::named_barrier(place.barrier(1), 64);  // errors and scales of the sender's tokens, for the other warp
-  if (place.half != kSender) {
-    for (int t = 0; t < 2; ++t) {
-      const uint4 a = from.errors[t][lane];
-      received[t] = {{a.x, a.y, a.z, a.w}};
-    }
-    const float2 scales = from.scales[lane / 4];
-    const float sent[2] = {scales.x, scales.y};
-    for (int i = 0; i < 2; ++i) {
-      scale[i] = fmaxf(scale[i], sent[i]);
-      ratio[i] = sent[i] * block::inverse_power(scale[i]);
-    }
-    pack_errors(scale, e, own);
-    const bool lost = watched<Element>(reach) && is_lost<Element>(reach, from.reach);
-    if (lane == 0) to.lost = from.lost = lost ? 1 : 0;
-  }
-}
-
-/// O of the warp's tokens += scores e, from e of the own tokens and (of half 1) those before, divided by `scale`.
-FLASHQLA_DEVICE void add_scores(const std::byte* unit, const Answer& from, const LanePlace& place, const float (&scale)[2],
-                                const float (&ratio)[2], const tile::FragmentA (&own)[2], tile::Accumulator (&o)[4]) {
-  tile::FragmentA first[2] = {};
-  if (place.half == 1) {
-    for (int t = 0; t < 2; ++t) {
-      const uint4 a = from.updates[t][tile::lane_id()];
-      first[t] = {{a.x, a.y, a.z, a.w}};
-    }
-  }
-  tile::Accumulator u[4];
-  multiply_triangle(unit, ChunkUnit::kScores, place.half, first, ratio, own, u);
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    scale_columns(o[n], column_factors(unit, ChunkUnit::kReadQ, 4 * place.half + n));
-    scale_columns(u[n], column_factors(unit, ChunkUnit::kRise, 4 * place.half + n));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) o[n].c[i] = fmaf(scale[i / 2], u[n].c[i], o[n].c[i]);
-  }
-}
-
-/// e of the warp's tokens as left operands, divided by `scale`, and its updates for both warps. Ends with the barrier for these.
-/// Returns whether the chunk is to be walked token by token instead.
-template <class Element, bool kKeeps, int kDimK>
-FLASHQLA_DEVICE bool solve_tokens(const std::byte* unit, Answer& to, Answer& from, const LanePlace& place,
-                                  const StatePart<kDimK>& part, const float (&largest)[2], tile::Accumulator (&e)[4],
-                                  float (&scale)[2], float (&ratio)[2], tile::FragmentA (&own)[2], tile::FragmentA (&left)[2],
-                                  tile::FragmentA (&rest)[2]) {
-  const int lane = tile::lane_id();
-  tile::FragmentA first[2] = {};
-  const Reach reach = reach_of<Element>(unit, ChunkUnit::kLeastForth, ChunkUnit::kWriteK, place, largest, e, part);
-  share_errors<Element, 0>(to, from, place, reach, largest, e, scale, ratio, first, own);
-  tile::Accumulator u[4];
-  multiply_triangle(unit, ChunkUnit::kSolve, place.half, first, ratio, own, u);
-#pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    own[t] = tile::to_a<ptx::F16>(u[2 * t], u[2 * t + 1]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      scale_columns(u[2 * t + half], column_factors(unit, ChunkUnit::kWriteK, 4 * place.half + 2 * t + half));
-      scale_rows(u[2 * t + half], scale);
-    }
-    left[t] = tile::to_a<Element>(u[2 * t], u[2 * t + 1]);
-    rest[t] = tile::rest_of<Element>(u[2 * t], u[2 * t + 1], left[t]);
-    to.left[t][lane] = {left[t].a[0], left[t].a[1], left[t].a[2], left[t].a[3]};
-    to.rest[t][lane] = {rest[t].a[0], rest[t].a[1], rest[t].a[2], rest[t].a[3]};
-    if (!kKeeps && place.half == 0) to.updates[t][lane] = {own[t].a[0], own[t].a[1], own[t].a[2], own[t].a[3]};
-  }
-  ptx::named_barrier(place.barrier(2), 64);  // updates, for the other warp
-  return from.lost != 0;
-}
-
 /// S^T K^T and S^T Q^T (kQueries) of the warp's own tokens.
-template <class Element, int kDimK, int kTiles, bool kQueries>
-FLASHQLA_DEVICE void project_tokens(const typename AdvanceShared<kDimK, kTiles>::Stage& stage,
-                                    Exchange<kDimK> (&exchange)[2 * kTiles], const LanePlace& place, const StatePart<kDimK>& part,
-                                    tile::Accumulator (&sk)[4], tile::Accumulator (&sq)[4]) {
-  using Rows = typename AdvanceShared<kDimK, kTiles>::Rows;
-  const Rows keys{ptx::shared_address(stage.keys)}, queries{ptx::shared_address(stage.queries)};
+template <class Element, int kDimK, bool kQueries, int kTeamTiles, class Stage, class Team>
+FLASHQLA_DEVICE void project_tokens(const Stage& stage, Team* exchange, const LanePlace& place,
+                                    const StatePart<kDimK> (&state)[kTeamTiles], tile::Accumulator (&sk)[kTeamTiles][2],
+                                    tile::Accumulator (&sq)[kTeamTiles][2]) {
+  using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   const bool precise = *reinterpret_cast<const float*>(stage.unit + ChunkUnit::kPrecise) != 0.0f;
-  const int other = 1 - place.half;
-  tile::FragmentA state[kDimK / 32];
-  tile::clear(sk);
-  if constexpr (kQueries) tile::clear(sq);
-  leave_state<Element>(exchange[place.own()], part, state);
-  project<Element>(own_tokens(keys, place, place.half), state, sk);
-  if constexpr (kQueries) project<Element>(own_tokens(queries, place, place.half), state, sq);
-  if (precise) {
-    leave_rest<Element>(exchange[place.own()], part, state);
-    project<Element>(own_tokens(keys, place, place.half), state, sk);
+  const auto keys = own_tokens(Rows{ptx::shared_address(stage.keys)}, place),
+             queries = own_tokens(Rows{ptx::shared_address(stage.queries)}, place);
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    tile::clear(sk[t]);
+    tile::clear(sq[t]);
+    leave_state<Element, kDimK, false>(exchange[t].state, place, state[t]);
+    if (precise) leave_state<Element, kDimK, true>(exchange[t].rest, place, state[t]);
   }
-  ptx::named_barrier(place.barrier(0), 64);  // the state, for the other warp
-  load_fragments(exchange[place.other()].state, state);
-  project<Element>(own_tokens(keys, place, other), state, sk);
-  if constexpr (kQueries) project<Element>(own_tokens(queries, place, other), state, sq);
+  const auto wait = [&] { team_barrier(place, 0); };  // the state, for the team
   if (precise) {
-    load_fragments(exchange[place.other()].rest, state);
-    project<Element>(own_tokens(keys, place, other), state, sk);
+    project<Element, kDimK, kTeamTiles, kQueries, true>(keys, queries, exchange, wait, sk, sq);
+    if constexpr (Team::kErrorsOverRest) team_barrier(place, 1);  // all have read the rest: E may take its place
+  } else {
+    project<Element, kDimK, kTeamTiles, kQueries, false>(keys, queries, exchange, wait, sk, sq);
   }
 }
 
-/// S^T (or its gradient) = total S^T + updates K, from the own tokens' updates and those that the other warp has left. In the
-/// order of the tokens, whichever warp has them: sums are made alike in all columns of K.
-template <class Element, int kDimK, int kTiles>
-FLASHQLA_DEVICE void update_with_keys(const typename AdvanceShared<kDimK, kTiles>::Stage& stage, const LanePlace& place,
-                                      Answer& own, tile::FragmentA (&left)[2], tile::FragmentA (&rest)[2],
-                                      StatePart<kDimK>& part) {
-  const typename AdvanceShared<kDimK, kTiles>::Rows keys{ptx::shared_address(stage.keys)};
+/// Solves for the own tokens: from E (`from`) of all parts that come before in the direction of time kStep, and the own, to `to`.
+/// `scale`: above those of all of them, for what becomes a left operand. Returns which of the team's tiles are to be walked token
+/// by token instead, a bit each.
+template <class Element, int kStep, int kDimK, int kTeamTiles, class Team, class Block>
+FLASHQLA_DEVICE unsigned solve_part(Team* exchange, const std::byte* unit, const LanePlace& place,
+                                    const StatePart<kDimK> (&state)[kTeamTiles], const tile::Accumulator (&from)[kTeamTiles][2],
+                                    const Block& block, tile::Accumulator (&to)[kTeamTiles][2], float (&scale)[kTeamTiles][2]) {
+  const Least least = least_of(unit, kStep > 0 ? ChunkUnit::kLeastForth : ChunkUnit::kLeastBack);
+  const bool watching = watched<Element>(least);
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    float own[2];
+    scales_of_rows(from[t], own);
+    store_left(exchange[t].errors[place.part], pack_rows(own, from[t]));
+    leave_scales(exchange[t].scales[place.part], own);
+    if (watching) {
+      const int factors = kStep > 0 ? ChunkUnit::kWriteK : ChunkUnit::kReadK;
+      const Reach reach = reach_of<Element>(unit, least, factors, place, from[t], state[t]);
+      if (tile::lane_id() == 0) exchange[t].reach[place.part] = {reach.tokens, reach.through, reach.state, 0.0f};
+    }
+    tile::clear(to[t]);
+    scale[t][0] = scale[t][1] = 0.0f;
+  }
+  tile::FragmentB blocks[kTeam];
+#pragma unroll
+  for (int turn = 0; turn < kTeam; ++turn) {
+    const int part = kStep > 0 ? turn : kTeam - 1 - turn;
+    if (kStep > 0 ? part <= place.part : part >= place.part) blocks[turn] = block(part);
+  }
+  team_barrier(place, 1);  // E and scales, for the team; and all have read the state: updates may take its place
+#pragma unroll
+  for (int turn = 0; turn < kTeam; ++turn) {
+    const int part = kStep > 0 ? turn : kTeam - 1 - turn;
+    if (kStep > 0 ? part > place.part : part < place.part) break;
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      float of_part[2];
+      take_scales(exchange[t].scales[part], of_part);
+      add_product(stored_left(exchange[t].errors[part]), blocks[turn], of_part, to[t]);
+      for (int i = 0; i < 2; ++i) scale[t][i] = fmaxf(scale[t][i], of_part[i]);
+    }
+  }
+  unsigned lost = 0;
+  if (watching) {
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) lost |= is_lost<Element>(least, exchange[t].reach) ? 1u << t : 0u;
+  }
+  return lost;
+}
+
+/// Updates of S from the own tokens, for the team: x times factors of the tokens, in two parts.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void leave_updates(Exchange<kDimK>& exchange, const LanePlace& place, const std::byte* unit, int factors,
+                                   float sign, const tile::Accumulator (&x)[2]) {
+  tile::Accumulator update[2] = {x[0], x[1]};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float2 f = column_factors(unit, factors, 2 * place.part + half);
+    scale_columns(update[half], {sign * f.x, sign * f.y});
+  }
+  const tile::FragmentA left = tile::to_a<Element>(update[0], update[1]);
+  store_left(exchange.left[place.part], left);
+  store_left(exchange.left_rest[place.part], tile::rest_of<Element>(update[0], update[1], left));
+}
+
+/// O of the own tokens += scores e, from e of the tokens before and the own.
+template <int kTeamTiles, bool kAll, class Team>
+FLASHQLA_DEVICE void add_scores(const std::byte* unit, const Team* exchange, const LanePlace& place, TileSet<kAll> left_out,
+                                tile::Accumulator (&o)[kTeamTiles][2]) {
+  tile::Accumulator u[kTeamTiles][2];
+  float scale[kTeamTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    tile::clear(u[t]);
+    scale[t][0] = scale[t][1] = 0.0f;
+  }
+#pragma unroll
+  for (int part = 0; part < kTeam; ++part) {
+    if (part > place.part) break;
+    const tile::FragmentB b = load_block(unit, ChunkUnit::kScores, place.part, part);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      if (left_out.has(t)) continue;
+      float of_part[2];
+      take_scales(exchange[t].scales[part], of_part);
+      for (int i = 0; i < 2; ++i) scale[t][i] = fmaxf(scale[t][i], of_part[i]);
+      add_product(stored_left(exchange[t].solved[part]), b, scale[t], u[t]);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const float2 read = column_factors(unit, ChunkUnit::kReadQ, 2 * place.part + n),
+                 rise = column_factors(unit, ChunkUnit::kRise, 2 * place.part + n);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      scale_columns(o[t][n], read);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[t][n].c[i] = fmaf(i % 2 == 0 ? rise.x : rise.y, u[t][n].c[i], o[t][n].c[i]);
+    }
+  }
+}
+
+/// S^T (or its gradient) = total S^T + updates K. Sums are made in the order of the tokens in all columns of K.
+template <class Element, int kDimK, int kTeamTiles, bool kAll, class Stage, class Team>
+FLASHQLA_DEVICE void update_with_keys(const Stage& stage, const LanePlace& place, const Team* exchange, TileSet<kAll> left_out,
+                                      StatePart<kDimK> (&state)[kTeamTiles]) {
+  using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   const float total = *reinterpret_cast<const float*>(stage.unit + ChunkUnit::kTotal);
 #pragma unroll
-  for (tile::Accumulator& s : part.s) {
+  for (int t = 0; t < kTeamTiles; ++t) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s.c[i] *= total;
+    for (tile::Accumulator& s : state[t].s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s.c[i] *= total;
+    }
   }
-  const tile::BlockAddresses<kChunkTokens, kDimK> addresses =
-      tile::from_column(tile::addresses_b_transposed(keys), place.half * (kDimK / 2));
-  if (place.half == 1) exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, 0, left, rest, part);
-  exchange_updates(own, left, rest);
-  update_state<Element, kDimK>(addresses, kHalfTokens, left, rest, part);
+  update_state<Element>(
+      QuarterAddresses<kDimK>(Rows{ptx::shared_address(stage.keys)}, place), left_out,
+      [&](int t, int part) { return stored_left(exchange[t].left[part]); },
+      [&](int t, int part) { return stored_left(exchange[t].left_rest[part]); }, state);
 }
 
 /// What a chunk that was walked token by token stores.
@@ -177,14 +162,19 @@ template <bool kKeeps>
 struct Advance {
   using Params = ChunkForwardParams;
   static constexpr bool kBack = false;
+  template <class Element, int kSlab>
+  static FLASHQLA_DEVICE float value(const Params&, const AdvanceWork&, std::int64_t, const std::byte* values, int token,
+                                     int column) {
+    const float2 pair = pair_of_row<Element, kSlab>(values, token, column / 2 * 2);
+    return column % 2 == 0 ? pair.x : pair.y;
+  }
   template <class Element>
   static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
-                                     const std::byte*, std::byte* memory, tile::Accumulator (&e)[4], tile::Accumulator (&o)[4]) {
+                                     const std::byte*, std::byte* memory, tile::Accumulator (&e)[2], tile::Accumulator (&o)[2]) {
     if constexpr (kKeeps) {
       float scale[2];
-      tile::FragmentA rows[2];
-      pack_rows(e, scale, rows);
-      keep_rows(p.kept, p, work, chunk, place, rows, scale);
+      scales_of_rows(e, scale);
+      keep_rows(p.kept, p, work, chunk, place, pack_rows(scale, e), scale);
     } else {
       store_rows<Element>(p, work, p.o, place, chunk, memory, o);
     }
@@ -192,89 +182,113 @@ struct Advance {
 };
 
 /// kKeeps: what chunk_backward wants is kept, in place of the outputs.
-template <class Element, int kDimK, int kTiles, bool kKeeps>
+template <class Element, bool kKeeps, int kDimK, int kTeamTiles, class Shared>
 FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t chunk,
-                                   const typename AdvanceShared<kDimK, kTiles>::Stage& stage,
-                                   Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
-  using Shared = AdvanceShared<kDimK, kTiles>;
-  const LanePlace place = lane_place();
+                                   const typename Shared::Stage& stage, Shared& shared, const LanePlace& place,
+                                   StatePart<kDimK> (&state)[kTeamTiles]) {
+  auto* const exchange = shared.exchange + place.tile;
   const typename Shared::Values values{ptx::shared_address(stage.values)};
-  tile::Accumulator sk[4], o[4];
-  project_tokens<Element, kDimK, kTiles, !kKeeps>(stage, exchange, place, part, sk, o);
-  float largest[2], scale[2], ratio[2];
-  take_errors<Element, Shared::kSlab>(values, stage.unit, place, sk, largest);
-  tile::FragmentA e[2], left[2], rest[2];
-  Answer& own = exchange[place.own()].answer;
-  Answer& other = exchange[place.other()].answer;
-  if (solve_tokens<Element, kKeeps>(stage.unit, other, own, place, part, largest, sk, scale, ratio, e, left, rest)) {
-    return walk_chunk<Element, kDimK, kTiles, Advance<kKeeps>>(p, work, chunk, stage, exchange, part);
+  tile::Accumulator sk[kTeamTiles][2], o[kTeamTiles][2], e[kTeamTiles][2];
+  project_tokens<Element, kDimK, !kKeeps>(stage, exchange, place, state, sk, o);
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) take_errors<Element>(values, stage.unit, place.in_tile(t), sk[t]);
+  float scale[kTeamTiles][2];
+  const auto solve = [&](int part) { return load_block(stage.unit, ChunkUnit::kSolve, place.part, part); };
+  const unsigned lost = solve_part<Element, 1>(exchange, stage.unit, place, state, sk, solve, e, scale);
+  tile::FragmentA solved[kTeamTiles];
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    solved[t] = pack_rows(scale[t], e[t]);
+    leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kWriteK, 1.0f, e[t]);
+    if constexpr (!kKeeps) store_left(exchange[t].solved[place.part], solved[t]);
   }
-  if constexpr (kKeeps) {
-    keep_rows(p.kept, p, work, chunk, place, e, scale);
-  } else {
-    add_scores(stage.unit, own, place, scale, ratio, e, o);
-  }
-
-  update_with_keys<Element, kDimK, kTiles>(stage, place, own, left, rest, part);
-  if constexpr (!kKeeps) store_rows<Element>(p, work, p.o, place, chunk, exchange[place.own()].output, o);
+  team_barrier(place, 2);  // updates and e, for the team
+  const auto finish = [&](auto left_out) {
+    if constexpr (!kKeeps) add_scores(stage.unit, exchange, place, left_out, o);
+    update_with_keys<Element>(stage, place, exchange, left_out, state);
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) {
+      if (left_out.has(t)) continue;
+      if constexpr (kKeeps) {
+        keep_rows(p.kept, p, work, chunk, place.in_tile(t), solved[t], scale[t]);
+      } else {
+        store_rows<Element>(p, work, p.o, place.in_tile(t), chunk, exchange[t].output[place.part], o[t]);
+      }
+    }
+  };
+  if (lost == 0) return finish(TileSet<true>{0});
+  leave_lost(lost, exchange, place, state);
+  finish(TileSet<false>{lost});
+  walk_lost<Element, Shared::kSlab, Advance<kKeeps>>(p, work, chunk, stage, lost, exchange, place, state);
 }
 
 /// Calls body(chunk, stage) for every chunk of the sequence, first to last (kStep 1) or last to first (-1), with the rows of the
 /// next one on their way.
-template <class Element, int kDimK, int kTiles, int kStep, class Body>
-FLASHQLA_DEVICE void walk_chunks(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values,
-                                 AdvanceShared<kDimK, kTiles>& shared, const Body& body) {
-  constexpr int kThreads = AdvanceShared<kDimK, kTiles>::kThreads;
+template <class Element, int kStep, class Shared, class Body>
+FLASHQLA_DEVICE void walk_chunks(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values, Shared& shared,
+                                 const Body& body) {
+  constexpr int kThreads = Shared::kThreads;
   const std::int64_t chunks = work.rows.chunks();
   const auto chunk_of = [&](std::int64_t turn) { return kStep > 0 ? turn : chunks - 1 - turn; };
   const int stages = p.stages;
-  StageLoader<Element, kDimK, kTiles, kStep> loader(p, work, values, chunk_of(0));
-  if (chunks > 0) loader.load(p, work, values, chunk_of(0), shared.stages[0]);
+  StageLoader<Element, Shared, kStep> loader(p, work, values, chunk_of(0), shared);
+  if (chunks > 0) loader.load(p, work, values, chunk_of(0), shared, 0);
   ptx::cp_async_commit();
+  int number = 0;  // of this chunk's stage
   for (std::int64_t turn = 0; turn < chunks; ++turn) {
     ptx::cp_async_wait<0>();
     // This chunk's stage is full, from all threads; and all have left the other stage, which is filled next.
     ptx::named_barrier(0, kThreads);
-    if (stages > 1 && turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared.stages[(turn + 1) % 2]);
+    if (stages > 1 && turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared, 1 - number);
     ptx::cp_async_commit();
-    body(chunk_of(turn), shared.stages[stages > 1 ? turn % 2 : 0]);
-    if (stages == 1) {
+    body(chunk_of(turn), shared.stages[number]);
+    if (stages > 1) {
+      number = 1 - number;
+    } else {
       ptx::named_barrier(0, kThreads);  // all have left the only stage
-      if (turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared.stages[0]);
+      if (turn + 1 < chunks) loader.load(p, work, values, chunk_of(turn + 1), shared, 0);
       ptx::cp_async_commit();
     }
   }
 }
 
-template <class Element, int kDimK, int kTiles, bool kKeeps>
+template <class Element, int kDimK, bool kKeeps, class Shared>
 FLASHQLA_DEVICE void advance_sequence(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t read, std::int64_t write,
-                                      AdvanceShared<kDimK, kTiles>& shared) {
-  using Stage = typename AdvanceShared<kDimK, kTiles>::Stage;
-  StatePart<kDimK> part;
-  load_state<kDimK>(p, work, p.initial_state, read, part);
+                                      Shared& shared) {
+  using Stage = typename Shared::Stage;
+  constexpr int kTeamTiles = Shared::kTeamTiles;
+  const LanePlace place = lane_place<kTeamTiles>();
+  StatePart<kDimK> state[kTeamTiles];
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) load_state<kDimK>(p, work, place.in_tile(t), p.initial_state, read, state[t]);
   StateStore stored(p, work);
-  const auto save = [&](const StateTensor& to, std::int64_t row) { store_state<kDimK>(p, work, to, row, part); };
-  walk_chunks<Element, kDimK, kTiles, 1>(p, work, p.v, shared, [&](std::int64_t chunk, const Stage& stage) {
+  const auto save = [&](const StateTensor& to, std::int64_t row) {
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) store_state<kDimK>(p, work, place.in_tile(t), to, row, state[t]);
+  };
+  walk_chunks<Element, 1>(p, work, p.v, shared, [&](std::int64_t chunk, const Stage& stage) {
     if constexpr (kKeeps) {
-      keep_state<kDimK>(p.kept, p, work, chunk, part);
+#pragma unroll
+      for (int t = 0; t < kTeamTiles; ++t) keep_state<kDimK>(p.kept, p, work, chunk, place.in_tile(t), state[t]);
     } else {
       stored.before(p, save);
     }
-    advance_chunk<Element, kDimK, kTiles, kKeeps>(p, work, chunk, stage, shared.exchange, part);
+    advance_chunk<Element, kKeeps>(p, work, chunk, stage, shared, place, state);
     if constexpr (!kKeeps) stored.after(p, work, chunk, save);
   });
-  if constexpr (!kKeeps) store_state<kDimK>(p, work, p.final_state, write, part);
+  if constexpr (!kKeeps) save(p.final_state, write);
 }
 
 template <class Element, int kDimK, int kTiles>
-__global__ void __launch_bounds__(kTiles * 64) advance_states(const __grid_constant__ ChunkForwardParams p) {
+__global__ void __launch_bounds__(AdvanceShared<kDimK, kTiles>::kThreads)
+    advance_states(const __grid_constant__ ChunkForwardParams p) {
   using Shared = AdvanceShared<kDimK, kTiles>;
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const AdvanceWork work = advance_work<Shared::kSlab>(p, blockIdx.x);
   const StateRows rows = state_rows(p, work);
   if (rows.padding) return zero_output<Shared::kSlab>(p, work);
-  advance_sequence<Element, kDimK, kTiles, false>(p, work, rows.read, rows.write, shared);
+  advance_sequence<Element, kDimK, false>(p, work, rows.read, rows.write, shared);
 }
 
 }  // namespace flashqla::cuda

@@ -23,9 +23,10 @@ int start_prepare(const ChunkForwardParams& params, std::int32_t padded_k, std::
 
 template <class Element, int kDimK, int kTiles>
 int start_advance_with(const ChunkForwardParams& params, std::int64_t blocks, void* stream) {
-  static_assert(sizeof(AdvanceShared<kDimK, kTiles>) == advance_shared_bytes(kDimK, {kTiles, kMaxStages}),
+  static_assert(sizeof(AdvanceShared<kDimK, kTiles>) == advance_shared_bytes(kDimK, {kTiles, kMaxStages}, false),
                 "the host reckons with the same bytes");
-  const KernelLaunch launch{blocks, kTiles * 64, advance_shared_bytes(kDimK, {kTiles, params.stages}), stream};
+  using Shared = AdvanceShared<kDimK, kTiles>;
+  const KernelLaunch launch{blocks, Shared::kThreads, advance_shared_bytes(kDimK, {kTiles, params.stages}, false), stream};
   return start_kernel(advance_states<Element, kDimK, kTiles>, launch, params);
 }
 

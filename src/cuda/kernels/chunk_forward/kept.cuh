@@ -3,11 +3,18 @@
 
 #include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_forward/states.cuh"
+#include "cuda/ptx/pairs.cuh"
 
 namespace flashqla::cuda {
 
 FLASHQLA_DEVICE std::int16_t power_log(float power) {
   return static_cast<std::int16_t>(static_cast<int>(__float_as_uint(power) >> 23) - 127);
+}
+
+/// 2^log as two f16, log <= 0; 0 below their range.
+FLASHQLA_DEVICE std::uint32_t half_powers(int log) {
+  const int bits = log >= -14 ? (log + 15) << 10 : log >= -24 ? 1 << (log + 24) : 0;
+  return static_cast<std::uint32_t>(bits) * 0x10001u;
 }
 
 /// Number of the block's chunk and head in arrays [chunk][Hv].
@@ -17,9 +24,9 @@ FLASHQLA_DEVICE std::int64_t unit_number(const OperationParams& p, const Advance
 
 /// The warp's part of S^T.
 template <int kDimK>
-__device__ __noinline__ void keep_state(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work,
-                                        std::int64_t chunk, StatePart<kDimK> part) {
-  const LanePlace place = lane_place();
+FLASHQLA_DEVICE void keep_state(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
+                                const LanePlace& place, const StatePart<kDimK>& part) {
+  constexpr int kOwn = kDimK / 16 / kTeam;
   const int tiles_v = p.dim_v / 16, tiles_k = p.dim_k / 16, tile_v = work.first_v / kTileRows + place.tile;
   float largest = 0.0f;
 #pragma unroll
@@ -30,10 +37,10 @@ __device__ __noinline__ void keep_state(const KeptChunks& kept, const OperationP
   const float power = block::power_above(block::warp_largest(largest)), inverse = block::inverse_power(power);
   if (tile_v >= tiles_v) return;
   const std::int64_t first = unit_number(p, work, chunk) * tiles_v + tile_v;
-  if (tile::lane_id() == 0) kept.state_powers[2 * first + place.half] = power_log(power);
+  if (tile::lane_id() == 0) kept.state_powers[kTeam * first + place.part] = power_log(power);
 #pragma unroll
-  for (int step = 0; step < kDimK / 32; ++step) {
-    const int tile_k = place.half * (kDimK / 32) + step;
+  for (int step = 0; step < kOwn; ++step) {
+    const int tile_k = place.part * kOwn + step;
     if (tile_k >= tiles_k) break;
     const float(&left)[4] = part.s[2 * step].c, (&right)[4] = part.s[2 * step + 1].c;
     const auto turned = [&](float low, float high) {
@@ -45,24 +52,23 @@ __device__ __noinline__ void keep_state(const KeptChunks& kept, const OperationP
   }
 }
 
-/// The warp's 16 rows of V by 32 tokens, as left operands [V x tokens] that have been divided by `scale`.
+/// The warp's 16 rows of V by 16 tokens, as a left operand [V x tokens] whose rows have been divided by `scale`: left divided by
+/// the largest scale.
 FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
-                               const LanePlace& place, const tile::FragmentA (&rows)[2], const float (&scale)[2]) {
+                               const LanePlace& place, const tile::FragmentA& rows, const float (&scale)[2]) {
   const int tiles_v = p.dim_v / 16, tile_v = work.first_v / kTileRows + place.tile, lane = tile::lane_id();
-  if (tile_v >= tiles_v) return;
-  const std::int64_t unit = unit_number(p, work, chunk);
+  float largest = fmaxf(scale[0], scale[1]);
 #pragma unroll
-  for (int t = 0; t < 2; ++t) {
-    const std::uint32_t(&a)[4] = rows[t].a;
-    const uint4 fragment = {ptx::movmatrix_trans(a[0]), ptx::movmatrix_trans(a[2]), ptx::movmatrix_trans(a[1]),
-                            ptx::movmatrix_trans(a[3])};
-    const std::int64_t block = (unit * 4 + 2 * place.half + t) * tiles_v + tile_v;
-    *reinterpret_cast<uint4*>(kept.rows + block * 512 + lane * 16) = fragment;
-  }
-  if (lane % 4 != 0) return;
-  std::int16_t* const powers = kept.row_powers + (unit * 2 + place.half) * p.dim_v + tile_v * kTileRows + lane / 4;
-  powers[0] = power_log(scale[0]);
-  powers[8] = power_log(scale[1]);
+  for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  if (tile_v >= tiles_v) return;
+  const int log = power_log(largest);
+  const std::uint32_t less[2] = {half_powers(power_log(scale[0]) - log), half_powers(power_log(scale[1]) - log)};
+  const std::int64_t block = (unit_number(p, work, chunk) * kTeam + place.part) * tiles_v + tile_v;
+  std::uint32_t a[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) a[i] = ptx::movmatrix_trans(ptx::multiply_f16_pairs(rows.a[i], less[i % 2]));
+  *reinterpret_cast<uint4*>(kept.rows + block * 512 + lane * 16) = {a[0], a[2], a[1], a[3]};
+  if (lane == 0) kept.row_powers[block] = static_cast<std::int16_t>(log);
 }
 
 }  // namespace flashqla::cuda

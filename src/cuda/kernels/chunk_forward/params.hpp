@@ -45,13 +45,19 @@ struct FloatUnit {
   static constexpr int kFloats = (kTotal + 1 + 15) / 16 * 16;
 };
 
+/// Of one chunk and value head, [64] each: the sum of the log2 decays up to and with each token, in two parts, and beta.
+struct KeptGates {
+  float high[64], low[64], beta[64];
+};
+
 /// What chunk_backward wants of every chunk: blocks of 16 x 16 f16 in the order of a fragment, 16 bytes a lane, divided by powers
 /// of two whose logarithms are beside. Null: nothing.
 struct KeptChunks {
   std::byte* states = nullptr;           // [chunk][Hv][V / 16][K / 16]: S or its gradient as tile::FragmentB, B[v][k]
-  std::int16_t* state_powers = nullptr;  // [chunk][Hv][V / 16][2]: of half of the padded K
+  std::int16_t* state_powers = nullptr;  // [chunk][Hv][V / 16][4]: of a quarter of the padded K
   std::byte* rows = nullptr;             // [chunk][Hv][4][V / 16]: errors or their gradients as tile::FragmentA, A[token][v]
-  std::int16_t* row_powers = nullptr;    // [chunk][Hv][2][V]: of 32 tokens
+  std::int16_t* row_powers = nullptr;    // [chunk][Hv][4][V / 16]: of 16 tokens
+  KeptGates* gates = nullptr;            // [chunk][Hv], from prepare_chunks
 };
 
 struct ChunkForwardParams : OperationParams {

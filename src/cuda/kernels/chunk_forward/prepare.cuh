@@ -127,6 +127,12 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     writes = fmaxf(writes, fabsf(write));
     lowest = fminf(lowest, sum.high);
     highest = fmaxf(highest, sum.high);
+    if (p.kept.gates != nullptr) {
+      KeptGates& kept = p.kept.gates[chunk.index * p.heads_v + head];
+      kept.high[token] = sum.high;
+      kept.low[token] = sum.low;
+      kept.beta[token] = beta;
+    }
     strength += own;
     squares += own * own;
   }

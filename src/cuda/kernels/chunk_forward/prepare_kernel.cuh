@@ -14,8 +14,8 @@ FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const Pr
     const tile::GlobalRows rows{static_cast<const Element*>(x.data) + offset_of(x, chunk.batch, chunk.token, chunk.head_qk),
                                 x.stride_token, chunk.tokens, p.dim_k};
     if (p.aligned != 0 && chunk.tokens == kChunkTokens && p.dim_k == kDimK) {
-      tile::RowCursor<kPrepareThreads, kChunkTokens, kDimK>(rows.first, rows.stride)
-          .copy(typename PrepareShared<Element, kDimK>::Rows{ptx::shared_address(shared.rows[part])});
+      using Cursor = tile::RowCursor<kPrepareThreads, kChunkTokens, kDimK>;
+      Cursor(rows.first, rows.stride).copy(ptx::shared_address(shared.rows[part]) + Cursor::place());
     } else if (p.aligned != 0) {
       tile::copy_rows_async<kPrepareThreads>(typename PrepareShared<Element, kDimK>::Rows{ptx::shared_address(shared.rows[part])},
                                              rows);

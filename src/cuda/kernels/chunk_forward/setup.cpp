@@ -28,8 +28,8 @@ SequenceTable sequence_table(const Problem& p, StoredStates stored, const Schedu
 namespace {
 
 /// Shared memory of a block that advances states; f32 has two stages whatever it is.
-std::size_t shared_bytes(const Problem& p, std::int32_t padded_k, const AdvanceShape& shape) {
-  if (p.dtype != DType::f32) return advance_shared_bytes(padded_k, shape);
+std::size_t shared_bytes(const Problem& p, std::int32_t padded_k, const AdvanceShape& shape, bool both_ways) {
+  if (p.dtype != DType::f32) return advance_shared_bytes(padded_k, shape, both_ways);
   return advance_shared_bytes_f32(static_cast<std::int32_t>(p.dim_k), shape.tiles);
 }
 
@@ -46,8 +46,9 @@ AdvanceShape advance_shape(const Problem& p, std::int32_t padded_k, const Device
     for (const int tiles : {4, 2, 1}) {
       if (tiles > limits.most_tiles) continue;
       const AdvanceShape shape{tiles, stages};
-      const bool fits = shared_bytes(p, padded_k, shape) <= static_cast<std::size_t>(device.block_shared_bytes);
-      const bool enough = limits.ways * advance_blocks(p, shape) >= device.multiprocessors * 3 / 4 || tiles == 1;
+      const bool fits = shared_bytes(p, padded_k, shape, limits.ways > 1) <= static_cast<std::size_t>(device.block_shared_bytes);
+      // Half as many columns would be more blocks than multiprocessors.
+      const bool enough = 2 * limits.ways * advance_blocks(p, shape) > device.multiprocessors || tiles == 1;
       if (fits && enough && p.dim_v > 8 * tiles) return shape;
     }
   }

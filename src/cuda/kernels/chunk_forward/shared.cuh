@@ -1,49 +1,70 @@
-// Shared memory and the division of work of advance_states. Two warps have 16 rows of V together: warp 2 r + h of the block rows
-// 16 r to 16 r + 15 of its slab, of S^T the columns of half h of K, and of E, e and O tokens 32 h to 32 h + 31.
+// Shared memory and the division of work of advance_states. A team of four warps has one or two tiles of 16 rows of V: part p has
+// of S^T the columns of quarter p of K, and of E, e and O tokens 16 p to 16 p + 15. Right operands serve all tiles of a team: two
+// halve the traffic of shared memory, one has twice as many warps where there are few heads.
 //
-//   member      bytes (K = 128)  written by                  read by
-//   stage       2 x (43 K + 128 a column of V)  all threads, a chunk ahead  all warps
-//   exchange    4.2 K a warp     see below                   the other warp of the pair
+//   member      bytes (K = 128)                 written by                  read by
+//   stages      43 K + 128 a column of V each   all threads, a chunk ahead  all warps
+//   exchange    8.4 K a tile                    see below                   the other warps of the team
 //
-// exchange[w] holds, one after another in a chunk: w's half of S^T as left operands (and what rounding left of it); when the
-// other has read those, what the other leaves for w there: its updates of S, and half 0 for half 1 its E and e besides; when
-// w has read these, w's output on its way to the caller's rows. Walked token by token (tokens.cuh): the halves of S^T in f32,
-// then over both warps' memory the rows of errors and outputs, then outputs, then S^T again.
+// An exchange holds, one after another in a chunk: every part's quarter of S^T as left operands, with what rounding left of it
+// in precise chunks; when all have read those, every part's updates of S and its e, beside its E; when they have read these,
+// its output on its way to the caller's rows. Walked token by token (tokens.cuh): S^T in f32, then over its memory the rows of
+// errors and outputs, then outputs, then S^T again.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/kernels/chunk_forward/work.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/fragments.cuh"
 
 namespace flashqla::cuda {
 
-inline constexpr int kTileRows = 16;    // of V: two warps have them
-inline constexpr int kHalfTokens = 32;  // of a chunk
+inline constexpr int kTileRows = 16;    // of V: a team has them
+inline constexpr int kTeam = 4;         // warps
+inline constexpr int kPartTokens = 16;  // of a chunk: a warp has them
 inline constexpr int kMaxStages = 2;
-
-/// What one warp of a pair leaves for the other, after it has read the other's half of the state.
-struct Answer {
-  uint4 errors[2][32], updates[2][32];  // of the first half's tokens, for the second
-  float2 scales[8];                     // of the lanes' rows
-  float4 reach;                         // tokens.cuh: Reach
-  int lost;                             // the chunk is walked token by token
-  uint4 left[2][32], rest[2][32];
-};
 
 template <int kDimK>
 struct Exchange {
+  static constexpr int kFragments = kDimK / 16;
+  // E lies past the state, which others may still read when it is written; not past `rest`, though.
+  static constexpr int kUpdateRests = kFragments > 2 * kTeam ? kFragments - kTeam : kTeam;
+  static constexpr bool kErrorsOverRest = kFragments >= 2 * kTeam;
   union {
     struct {
-      uint4 state[kDimK / 32][32], rest[kDimK / 32][32];
+      uint4 state[kFragments][32], rest[kFragments][32];
     };
-    Answer answer;
-    float4 walked[kDimK / 16][32];  // the warp's half of S^T in f32
-    alignas(128) std::byte output[tile::SharedTile<kHalfTokens, kTileRows>::kBytes];
+    struct {
+      uint4 left[kTeam][32], left_rest[kUpdateRests][32];  // updates of S
+      union {
+        uint4 errors[kTeam][32];
+        std::byte output[kTeam][tile::SharedTile<kPartTokens, kTileRows>::kBytes];
+      };
+      uint4 solved[kTeam][32];  // e
+    };
+    float4 walked[kDimK / 8][32];  // S^T in f32, accumulator after accumulator along K
   };
+  std::uint32_t scales[kTeam][8];  // of E, of the lanes' rows: leave_scales
+  float4 reach[kTeam];             // tokens.cuh: Reach
 };
 
-template <int kDimK, int kTiles>
+/// With what chunk_backward exchanges besides on the way back, before anything else: dO of every part's tokens for the update of
+/// the state. That for products with scores takes the place of dO itself, which no other warp reads.
+template <int kDimK>
+struct ExchangeBothWays : Exchange<kDimK> {
+  uint4 given_left[kTeam][32], given_rest[kTeam][32];
+  std::uint32_t given_scales[kTeam][8];
+};
+
+/// Tiles of V a team has, in a block of so many.
+constexpr int team_tiles(int tiles) { return tiles < 4 ? 1 : 2; }
+
+template <int kDimK, int kTiles, bool kBothWays = false>
 struct AdvanceShared {
-  static constexpr int kSlab = kTiles * kTileRows, kThreads = kTiles * 64;
+  static constexpr int kTeamTiles = team_tiles(kTiles);
+  static constexpr int kSlab = kTiles * kTileRows, kThreads = kTiles / kTeamTiles * kTeam * 32;
+  using Team = std::conditional_t<kBothWays, ExchangeBothWays<kDimK>, Exchange<kDimK>>;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   using Values = tile::SharedTile<kChunkTokens, kSlab>;
   struct Stage {
@@ -52,22 +73,34 @@ struct AdvanceShared {
     alignas(128) std::byte values[Values::kBytes];
     alignas(128) std::byte unit[ChunkUnit::kBytes];
   };
-  alignas(128) Exchange<kDimK> exchange[2 * kTiles];
+  alignas(128) Team exchange[kTiles];
   Stage stages[kMaxStages];  // as many as ChunkForwardParams::stages has memory for
 };
 
 /// A lane's place.
 struct LanePlace {
-  int tile, half;   // rows of V of the warp; its half of K and of the tokens
+  int team, part;   // the warp's quarter of K and of the tokens
+  int tile;         // of V, in the block's slab: the team's first, or of it
   int row, column;  // in an accumulator: g, also g + 8; 2 t
-  FLASHQLA_DEVICE int other() const { return 2 * tile + 1 - half; }
-  FLASHQLA_DEVICE int own() const { return 2 * tile + half; }
-  /// The barrier on which the pair waits for each other; `number` 0 to 2 is the place in the chunk.
-  FLASHQLA_DEVICE int barrier(int number) const { return 1 + 3 * tile + number; }
+  /// The barrier on which the team waits for each other; `number` 0 to 2 is the place in the chunk.
+  FLASHQLA_DEVICE int barrier(int number) const { return 1 + 3 * team + number; }
+  /// In the team's tile number `number`.
+  FLASHQLA_DEVICE LanePlace in_tile(int number) const { return {team, part, tile + number, row, column}; }
 };
+template <int kTeamTiles>
 FLASHQLA_DEVICE LanePlace lane_place() {
-  const int lane = tile::lane_id(), warp = static_cast<int>(threadIdx.x) / 32;
-  return {warp / 2, warp % 2, lane / 4, lane % 4 * 2};
+  const int lane = tile::lane_id(), warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), team = warp / kTeam;
+  // Parts are turned from team to team, so that no scheduler has all the warps of one: early tokens have less to do.
+  return {team, (warp + team) % kTeam, team * kTeamTiles, lane / 4, lane % 4 * 2};
+}
+FLASHQLA_DEVICE void team_barrier(const LanePlace& place, int number) { ptx::named_barrier(place.barrier(number), kTeam * 32); }
+
+FLASHQLA_DEVICE tile::FragmentA stored_left(const uint4 (&block)[32]) {
+  const uint4 a = block[tile::lane_id()];
+  return {{a.x, a.y, a.z, a.w}};
+}
+FLASHQLA_DEVICE void store_left(uint4 (&block)[32], const tile::FragmentA& a) {
+  block[tile::lane_id()] = {a.a[0], a.a[1], a.a[2], a.a[3]};
 }
 
 }  // namespace flashqla::cuda

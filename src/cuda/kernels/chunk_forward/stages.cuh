@@ -1,28 +1,44 @@
 // Rows and units of the chunks on their way to the stages of a block that goes from chunk to chunk.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/kernels/chunk_forward/shared.cuh"
 #include "cuda/tile/rows.cuh"
 
 namespace flashqla::cuda {
 
 /// Copies of rows and units to the stages, chunk after chunk: the next one (kStep 1) or the one before (-1).
-template <class Element, int kDimK, int kTiles, int kStep>
+template <class Element, class Shared, int kStep>
 struct StageLoader {
   static_assert(kStep == 1 || kStep == -1);
-  using Shared = AdvanceShared<kDimK, kTiles>;
-  static constexpr int kThreads = Shared::kThreads;
-  tile::RowCursor<kThreads, kChunkTokens, kDimK> keys, queries;
-  tile::RowCursor<kThreads, kChunkTokens, Shared::kSlab> values;
-  bool direct;  // rows are aligned and there is no column past the end
+  static constexpr int kThreads = Shared::kThreads, kDimK = Shared::Rows::kColumns;
+  using Stage = typename Shared::Stage;
+  using RowsCursor = tile::RowCursor<kThreads, kChunkTokens, kDimK>;
+  using ValuesCursor = tile::RowCursor<kThreads, kChunkTokens, Shared::kSlab>;
+  static constexpr int kKeysAt = offsetof(Stage, keys), kQueriesAt = offsetof(Stage, queries),
+                       kValuesAt = offsetof(Stage, values), kUnitAt = offsetof(Stage, unit);
+  RowsCursor keys, queries;
+  ValuesCursor values;
+  const std::byte* unit;                      // this thread's first 16 bytes of the next chunk's
+  std::int64_t unit_step;                     // bytes from chunk to chunk
+  std::uint32_t rows_to, values_to, unit_to;  // in the first stage
+  bool direct;                                // rows are aligned and there is no column past the end
 
   /// `value_rows`: rows of V to load beside keys and queries. `first`: the first chunk that is loaded.
   FLASHQLA_DEVICE StageLoader(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
-                              std::int64_t first)
+                              std::int64_t first, const Shared& shared)
       : keys(first_of(p.k, work, work.head_qk, 0, first), p.k.stride_token),
         queries(first_of(p.q, work, work.head_qk, 0, first), p.q.stride_token),
         values(first_of(value_rows, work, work.head, work.first_v, first), value_rows.stride_token),
-        direct(p.aligned != 0 && p.dim_k == kDimK && work.first_v + Shared::kSlab <= p.dim_v && work.rows.shift == 0) {}
+        direct(p.aligned != 0 && p.dim_k == kDimK && work.first_v + Shared::kSlab <= p.dim_v && work.rows.shift == 0) {
+    const std::uint32_t stages = ptx::shared_address(shared.stages), own = threadIdx.x * 16;
+    rows_to = stages + kKeysAt + RowsCursor::place();
+    values_to = stages + kValuesAt + ValuesCursor::place();
+    unit_to = stages + kUnitAt + own;
+    unit = p.units + ((work.rows.first_chunk + first) * p.heads_v + work.head) * ChunkUnit::kBytes + own;
+    unit_step = std::int64_t{kStep} * p.heads_v * ChunkUnit::kBytes;
+  }
 
   static FLASHQLA_DEVICE const Element* first_of(const TokenTensor& x, const AdvanceWork& work, std::int32_t head, int column,
                                                  std::int64_t chunk) {
@@ -30,17 +46,16 @@ struct StageLoader {
     return static_cast<const Element*>(x.data) + offset_of(x, work.rows.batch, row, head) + column;
   }
 
-  /// Starts the copies of the next chunk. Without 16-byte alignment rows go through the registers.
+  /// Starts the copies of the next chunk to stage `number`. Without 16-byte alignment rows go through the registers.
   FLASHQLA_DEVICE void load(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
-                            std::int64_t chunk, typename Shared::Stage& stage) {
-    const typename Shared::Rows key_tile{ptx::shared_address(stage.keys)}, query_tile{ptx::shared_address(stage.queries)};
-    const typename Shared::Values value_tile{ptx::shared_address(stage.values)};
+                            std::int64_t chunk, Shared& shared, int number) {
+    const std::uint32_t stage = static_cast<std::uint32_t>(number) * sizeof(Stage);
     if (direct && work.rows.tokens(chunk) == kChunkTokens) {
-      keys.copy(key_tile);
-      queries.copy(query_tile);
-      values.copy(value_tile);
+      keys.copy(rows_to + stage);
+      queries.copy(rows_to + stage + (kQueriesAt - kKeysAt));
+      values.copy(values_to + stage);
     } else {
-      load_part(p, work, value_rows, chunk, stage);
+      load_part(p, work, value_rows, chunk, shared.stages[number]);
       keys.move(1);
       queries.move(1);
       values.move(1);
@@ -50,13 +65,13 @@ struct StageLoader {
       queries.move(-2);
       values.move(-2);
     }
-    const std::byte* unit = p.units + ((work.rows.first_chunk + chunk) * p.heads_v + work.head) * ChunkUnit::kBytes;
-    const std::uint32_t to = ptx::shared_address(stage.unit);
+    constexpr int kPieces = ChunkUnit::kBytes / 16;
 #pragma unroll
-    for (int i = 0; i < (ChunkUnit::kBytes / 16 + kThreads - 1) / kThreads; ++i) {
-      const int at = (i * kThreads + static_cast<int>(threadIdx.x)) * 16;
-      if (at < ChunkUnit::kBytes) ptx::cp_async_16(to + at, unit + at, 16);
+    for (int i = 0; i * kThreads < kPieces; ++i) {
+      if ((i + 1) * kThreads > kPieces && i * kThreads + static_cast<int>(threadIdx.x) >= kPieces) break;
+      ptx::cp_async_16(unit_to + stage + i * kThreads * 16, unit + i * kThreads * 16);
     }
+    unit += unit_step;
   }
 
   static __device__ __noinline__ void load_part(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values,

@@ -1,42 +1,51 @@
-// Chunks that are walked token by token in f32, as recurrent_forward does, by the two warps that have the state's rows.
+// Chunks that are walked token by token in f32, as recurrent_forward does, by two warps of the team that has the state's rows.
 //
-// E (or its gradient) is f16 for its product with `solve`, one power of two for the 64 tokens of a row of V, and `solve` is f16
+// E (or its gradient) is f16 for its product with `solve`, one power of two for 16 tokens of a row of V, and `solve` is f16
 // itself. Where the decays of a chunk are so strong, and what its last (or first) tokens add is so little, that all that gets
 // through the chunk is below what that rounding leaves, the state (or its gradient) would be noise. The same for what a decay
 // makes smaller than any normal f32. Rare: it takes values (or gradients of outputs) of zero.
 #pragma once
+
+#include <cstddef>
 
 #include "cuda/kernels/chunk_forward/advance.cuh"
 #include "cuda/kernels/chunk_forward/kept.cuh"
 
 namespace flashqla::cuda {
 
-/// What a warp has before a chunk, of its tokens and its part of the state, and what of the tokens' gets through: the largest.
-struct Reach {
-  float least, least_of_state;  // what has to get through of the tokens' largest and of the state's, ChunkUnit; 0: always enough
-  float tokens = 0.0f, through = 0.0f, state = 0.0f;
+/// What has to get through a chunk, from its unit: of the tokens' largest and of the state's; 0: always enough does.
+struct Least {
+  float of_tokens, of_state;
 };
-
+/// `least`: offset in the unit.
+FLASHQLA_DEVICE Least least_of(const std::byte* unit, int least) {
+  return {*reinterpret_cast<const float*>(unit + least), *reinterpret_cast<const float*>(unit + ChunkUnit::kLeastOfState)};
+}
 /// Whether there is anything to look at. f16 inputs: the state is rounded to f16 for its products, and what is added to it.
 template <class Element>
-FLASHQLA_DEVICE bool watched(const Reach& reach) {
-  return std::is_same_v<Element, ptx::F16> || reach.least != 0.0f || reach.least_of_state != 0.0f;
+FLASHQLA_DEVICE bool watched(const Least& least) {
+  return std::is_same_v<Element, ptx::F16> || least.of_tokens != 0.0f || least.of_state != 0.0f;
 }
-/// `factors`: to the end of the chunk (or its start); `least`: offset in the unit.
+
+/// What a warp has before a chunk, of its tokens and its part of the state, and what of the tokens' gets through: the largest.
+struct Reach {
+  float tokens = 0.0f, through = 0.0f, state = 0.0f;
+};
+/// `factors`: to the end of the chunk (or its start).
 template <class Element, int kDimK>
-FLASHQLA_DEVICE Reach reach_of(const std::byte* unit, int least, int factors, const LanePlace& place, const float (&largest)[2],
-                               const tile::Accumulator (&e)[4], const StatePart<kDimK>& part) {
-  Reach reach{*reinterpret_cast<const float*>(unit + least), *reinterpret_cast<const float*>(unit + ChunkUnit::kLeastOfState)};
-  if (!watched<Element>(reach)) return reach;
+FLASHQLA_DEVICE Reach reach_of(const std::byte* unit, const Least& least, int factors, const LanePlace& place,
+                               const tile::Accumulator (&e)[2], const StatePart<kDimK>& part) {
+  Reach reach;
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float2 f = column_factors(unit, factors, 4 * place.half + n);
+  for (int n = 0; n < 2; ++n) {
+    const float2 f = column_factors(unit, factors, 2 * place.part + n);
     const float left = fmaxf(fabsf(e[n].c[0]), fabsf(e[n].c[2])), right = fmaxf(fabsf(e[n].c[1]), fabsf(e[n].c[3]));
+    reach.tokens = fmaxf(reach.tokens, fmaxf(left, right));
     reach.through = fmaxf(reach.through, fmaxf(fabsf(f.x) * left, fabsf(f.y) * right));
   }
-  reach.tokens = block::warp_largest_positive(fmaxf(largest[0], largest[1]));
+  reach.tokens = block::warp_largest_positive(reach.tokens);
   reach.through = block::warp_largest_positive(reach.through);
-  if (!std::is_same_v<Element, ptx::F16> && reach.least_of_state == 0.0f) return reach;
+  if (!std::is_same_v<Element, ptx::F16> && least.of_state == 0.0f) return reach;
 #pragma unroll
   for (const tile::Accumulator& s : part.s) {
 #pragma unroll
@@ -46,14 +55,20 @@ FLASHQLA_DEVICE Reach reach_of(const std::byte* unit, int least, int factors, co
   return reach;
 }
 
-/// Whether the chunk has to be walked, from what both warps have.
+/// Whether the chunk has to be walked, from what all parts have.
 template <class Element>
-FLASHQLA_DEVICE bool is_lost(const Reach& own, const float4& other) {
-  const float tokens = fmaxf(own.tokens, other.x), through = fmaxf(own.through, other.y), state = fmaxf(own.state, other.z);
-  if (std::is_same_v<Element, ptx::F16>) {
-    if (fmaxf(state, through) > 0x1p15f || (through < 0x1p-14f && tokens > 0.0f)) return true;
+FLASHQLA_DEVICE bool is_lost(const Least& least, const float4 (&reach)[kTeam]) {
+  Reach all;
+#pragma unroll
+  for (const float4& part : reach) {
+    all.tokens = fmaxf(all.tokens, part.x);
+    all.through = fmaxf(all.through, part.y);
+    all.state = fmaxf(all.state, part.z);
   }
-  return through < own.least * tokens || through < own.least_of_state * state;
+  if (std::is_same_v<Element, ptx::F16>) {
+    if (fmaxf(all.state, all.through) > 0x1p15f || (all.through < 0x1p-14f && all.tokens > 0.0f)) return true;
+  }
+  return all.through < least.of_tokens * all.tokens || all.through < least.of_state * all.state;
 }
 
 template <class Element, int kColumns>
@@ -106,24 +121,24 @@ struct WalkedRow {
   }
 };
 
-/// The rows of V and tokens of a pair of warps, [token][16], while they are walked: in its exchange.
+/// The rows of V and tokens of a tile, [token][16], while they are walked: in its exchange.
 struct WalkedRows {
   float errors[kChunkTokens][kTileRows], output[kChunkTokens][kTileRows];
 };
 FLASHQLA_DEVICE void load_walked(const float (&rows)[kChunkTokens][kTileRows], const LanePlace& place,
-                                 tile::Accumulator (&x)[4]) {
-  for (int n = 0; n < 4; ++n) {
-    for (int i = 0; i < 4; ++i) x[n].c[i] = rows[place.half * kHalfTokens + 8 * n + place.column + i % 2][place.row + i / 2 * 8];
+                                 tile::Accumulator (&x)[2]) {
+  for (int n = 0; n < 2; ++n) {
+    for (int i = 0; i < 4; ++i) x[n].c[i] = rows[place.part * kPartTokens + 8 * n + place.column + i % 2][place.row + i / 2 * 8];
   }
 }
 
 /// The tokens of a chunk, first to last, or with kBack last to first: state and rows of the lane's row of V.
-template <class Element, int kDimK, int kTiles, bool kBack>
-FLASHQLA_DEVICE void walk_row(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t chunk,
-                              const typename AdvanceShared<kDimK, kTiles>::Stage& stage, const LanePlace& place, WalkedRows& rows,
-                              RowSlice<kDimK>& slice) {
+template <class Element, int kDimK, int kSlab, class Direction, class Stage>
+FLASHQLA_DEVICE void walk_row(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
+                              const Stage& stage, const LanePlace& place, WalkedRows& rows, RowSlice<kDimK>& slice) {
   using Row = WalkedRow<Element, kDimK>;
-  const int lane = tile::lane_id(), row = 8 * place.half + lane / 4, column = place.tile * kTileRows + row;
+  constexpr bool kBack = Direction::kBack;
+  const int lane = tile::lane_id(), row = 8 * place.part + lane / 4, column = place.tile * kTileRows + row;
   const std::int64_t first = work.rows.begin + work.rows.position(chunk);
   float half_decay[2], beta[2];
   for (int half = 0; half < 2; ++half) {
@@ -138,8 +153,7 @@ FLASHQLA_DEVICE void walk_row(const ChunkForwardParams& p, const AdvanceWork& wo
     const float decay = __shfl_sync(0xffffffffu, t < 32 ? half_decay[0] : half_decay[1], t % 32),
                 strength = __shfl_sync(0xffffffffu, t < 32 ? beta[0] : beta[1], t % 32);
     const float fall = reinterpret_cast<const float*>(stage.unit + ChunkUnit::kStrength)[t];
-    const float2 values = pair_of_row<Element, kTiles * kTileRows>(stage.values, t, column / 2 * 2);
-    const float value = column % 2 == 0 ? values.x : values.y;  // of dO with kBack
+    const float value = Direction::template value<Element, kSlab>(p, work, chunk, stage.values, t, column);  // of dO with kBack
     const Row k(p, stage.keys, t), q(p, stage.queries, t);
     if constexpr (kBack) {
       q.add_times(p.scale * value, slice);
@@ -161,57 +175,71 @@ FLASHQLA_DEVICE void walk_row(const ChunkForwardParams& p, const AdvanceWork& wo
   }
 }
 
-/// The chunk for a pair of warps: S^T as the exchange's states in f32, in the order of accumulators, before and after. Direction
-/// has kBack and finish(...), which stores what the chunk has to.
-template <class Element, int kDimK, int kTiles, class Direction>
+/// The chunk for a tile: S^T as the exchange's in f32 before and after. Parts 0 and 1 walk, each eight rows. Direction has kBack,
+/// value(...), an element of v or dO, and finish(...), which stores what the chunk has to.
+template <class Element, int kDimK, int kSlab, class Direction, class Stage>
 __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
-                                         const typename AdvanceShared<kDimK, kTiles>::Stage& stage,
-                                         Exchange<kDimK> (&exchange)[2 * kTiles]) {
-  const LanePlace place = lane_place();
-  Exchange<kDimK>* const pair = &exchange[2 * place.tile];
-  static_assert(sizeof(WalkedRows) <= 2 * sizeof(Exchange<kDimK>));
-  WalkedRows& rows = *reinterpret_cast<WalkedRows*>(pair);
+                                         const Stage& stage, LanePlace place, Exchange<kDimK>& exchange) {
+  static_assert(sizeof(WalkedRows) <= sizeof(exchange.walked) || kDimK < 128);
+  static_assert(sizeof(WalkedRows) <= offsetof(Exchange<kDimK>, scales));
+  WalkedRows& rows = *reinterpret_cast<WalkedRows*>(&exchange);
   RowSlice<kDimK> slice;
-  ptx::named_barrier(place.barrier(0), 64);  // the state, from both warps
-  const auto part_of = [&](int m) {          // columns 8 m ... of the lane's row
-    return &reinterpret_cast<float2*>(&pair[m / (kDimK / 16)].walked[m % (kDimK / 16)][tile::lane_id()])[place.half];
+  const bool walks = place.part < 2;
+  team_barrier(place, 0);            // the state, from all parts
+  const auto part_of = [&](int m) {  // columns 8 m ... of the lane's row
+    return &reinterpret_cast<float2*>(&exchange.walked[m][tile::lane_id()])[place.part];
   };
+  if (walks) {
 #pragma unroll
-  for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) slice.s[m] = *part_of(m);
-  ptx::named_barrier(place.barrier(1), 64);  // both have the state: rows may come to its place
-  walk_row<Element, kDimK, kTiles, Direction::kBack>(p, work, chunk, stage, place, rows, slice);
-  ptx::named_barrier(place.barrier(2), 64);  // rows, for both warps
-  tile::Accumulator e[4], o[4];
+    for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) slice.s[m] = *part_of(m);
+  }
+  team_barrier(place, 1);  // the state has been read: rows may come to its place
+  if (walks) walk_row<Element, kDimK, kSlab, Direction>(p, work, chunk, stage, place, rows, slice);
+  team_barrier(place, 2);  // rows, for all parts
+  tile::Accumulator e[2], o[2];
   load_walked(rows.errors, place, e);
   if constexpr (!Direction::kBack) load_walked(rows.output, place, o);
-  ptx::named_barrier(place.barrier(0), 64);  // both have the rows: outputs may come to their place
-  Direction::template finish<Element>(p, work, chunk, place, stage.unit, exchange[place.own()].output, e, o);
-  ptx::named_barrier(place.barrier(1), 64);  // outputs have left: the state may come to their place
+  team_barrier(place, 0);  // the rows have been read: outputs may come to their place
+  Direction::template finish<Element>(p, work, chunk, place, stage.unit, exchange.output[place.part], e, o);
+  team_barrier(place, 1);  // outputs have left: the state may come to their place
+  if (walks) {
 #pragma unroll
-  for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) *part_of(m) = slice.s[m];
-  ptx::named_barrier(place.barrier(2), 64);  // the state, for both warps
+    for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) *part_of(m) = slice.s[m];
+  }
+  team_barrier(place, 2);  // the state, for all parts
 }
 
-/// walk_tokens with the warp's part of the state.
-template <class Element, int kDimK, int kTiles, class Direction>
-FLASHQLA_DEVICE void walk_chunk(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
-                                const typename AdvanceShared<kDimK, kTiles>::Stage& stage,
-                                Exchange<kDimK> (&exchange)[2 * kTiles], StatePart<kDimK>& part) {
-  float4(&own)[kDimK / 16][32] = exchange[lane_place().own()].walked;
-  const int lane = tile::lane_id();
-  __syncwarp();  // all lanes have read what the other warp left here
+/// Calls body(element, place in the exchange) for the accumulators of the warp's part of the state.
+template <int kDimK, class Body>
+FLASHQLA_DEVICE void for_each_walked(Exchange<kDimK>& exchange, const LanePlace& place, StatePart<kDimK>& part,
+                                     const Body& body) {
+  constexpr int kCount = StatePart<kDimK>::kCount;
 #pragma unroll
-  for (int n = 0; n < StatePart<kDimK>::kTilesOfK; ++n) {
-    const float(&c)[4] = part.s[n].c;
-    own[n][lane] = {c[0], c[1], c[2], c[3]};
+  for (int n = 0; n < kCount; ++n) {
+    body(part.s[n], *reinterpret_cast<tile::Accumulator*>(&exchange.walked[place.part * kCount + n][tile::lane_id()]));
   }
-  walk_tokens<Element, kDimK, kTiles, Direction>(p, work, chunk, stage, exchange);
+}
+
+/// Leaves the states before the chunk of the team's tiles that are `lost`, where their updates are, which nobody reads.
+template <int kDimK, int kTeamTiles, class Team>
+FLASHQLA_DEVICE void leave_lost(unsigned lost, Team* exchange, const LanePlace& place, StatePart<kDimK> (&state)[kTeamTiles]) {
 #pragma unroll
-  for (int n = 0; n < StatePart<kDimK>::kTilesOfK; ++n) {
-    const float4 c = own[n][lane];
-    part.s[n] = {{c.x, c.y, c.z, c.w}};
+  for (int t = 0; t < kTeamTiles; ++t) {
+    if ((lost >> t & 1) == 0) continue;
+    for_each_walked<kDimK>(exchange[t], place, state[t], [](tile::Accumulator& own, tile::Accumulator& left) { left = own; });
   }
-  __syncwarp();  // all lanes have it: the next chunk's state may come here
+}
+/// Walks them.
+template <class Element, int kSlab, class Direction, int kDimK, int kTeamTiles, class Stage, class Team>
+FLASHQLA_DEVICE void walk_lost(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
+                               const Stage& stage, unsigned lost, Team* exchange, const LanePlace& place,
+                               StatePart<kDimK> (&state)[kTeamTiles]) {
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    if ((lost >> t & 1) == 0) continue;
+    walk_tokens<Element, kDimK, kSlab, Direction>(p, work, chunk, stage, place.in_tile(t), exchange[t]);
+    for_each_walked<kDimK>(exchange[t], place, state[t], [](tile::Accumulator& own, tile::Accumulator& left) { own = left; });
+  }
 }
 
 }  // namespace flashqla::cuda

@@ -6,8 +6,9 @@
 
 namespace flashqla::cuda::ptx {
 
-FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from, std::uint32_t bytes) {
-  emulation::copy_later(to, from, bytes);
+FLASHQLA_DEVICE void cp_async_16(std::uint32_t to, const void* from) { emulation::copy_later(to, from, 16); }
+FLASHQLA_DEVICE void cp_async_16_or_zeros(std::uint32_t to, const void* from, bool there) {
+  emulation::copy_later(to, from, there ? 16 : 0);
 }
 FLASHQLA_DEVICE void cp_async_commit() { emulation::end_group_of_copies(); }
 

@@ -12,4 +12,6 @@ namespace flashqla::cuda::ptx {
 
 FLASHQLA_DEVICE std::uint32_t shared_address(const void* pointer) { return emulation::to_shared_address(pointer); }
 
+FLASHQLA_DEVICE int hidden_zero() { return 0; }
+
 }  // namespace flashqla::cuda::ptx
