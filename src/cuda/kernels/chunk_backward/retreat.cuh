@@ -152,7 +152,7 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   for (int t = 0; t < kTeamTiles; ++t) {
     leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kReadK, -1.0f, d_e[t]);
   }
-  team_barrier(place, 2);  // updates, for the team
+  ptx::named_barrier(place.barrier(2), kTeamThreads);  // updates, for the team
   const auto finish = [&](auto left_out) {
     update_with_keys<Element>(stage, place, exchange, left_out, state);
     update_state<Element>(

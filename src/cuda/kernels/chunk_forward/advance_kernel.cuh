@@ -26,10 +26,11 @@ FLASHQLA_DEVICE void project_tokens(const Stage& stage, Team* exchange, const La
     leave_state<Element, kDimK, false>(exchange[t].state, place, state[t]);
     if (precise) leave_state<Element, kDimK, true>(exchange[t].rest, place, state[t]);
   }
-  const auto wait = [&] { team_barrier(place, 0); };  // the state, for the team
+  const auto wait = [&] { ptx::named_barrier(place.barrier(0), kTeamThreads); };  // the state, for the team
   if (precise) {
     project<Element, kDimK, kTeamTiles, kQueries, true>(keys, queries, exchange, wait, sk, sq);
-    if constexpr (Team::kErrorsOverRest) team_barrier(place, 1);  // all have read the rest: E may take its place
+    // All have read the rest: E may take its place.
+    if constexpr (Team::kErrorsOverRest) ptx::named_barrier(place.barrier(1), kTeamThreads);
   } else {
     project<Element, kDimK, kTeamTiles, kQueries, false>(keys, queries, exchange, wait, sk, sq);
   }
@@ -64,7 +65,8 @@ FLASHQLA_DEVICE unsigned solve_part(Team* exchange, const std::byte* unit, const
     const int part = kStep > 0 ? turn : kTeam - 1 - turn;
     if (kStep > 0 ? part <= place.part : part >= place.part) blocks[turn] = block(part);
   }
-  team_barrier(place, 1);  // E and scales, for the team; and all have read the state: updates may take its place
+  // E and scales, for the team; and all have read the state: updates may take its place.
+  ptx::named_barrier(place.barrier(1), kTeamThreads);
 #pragma unroll
   for (int turn = 0; turn < kTeam; ++turn) {
     const int part = kStep > 0 ? turn : kTeam - 1 - turn;
@@ -202,7 +204,7 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
     leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kWriteK, 1.0f, e[t]);
     if constexpr (!kKeeps) store_left(exchange[t].solved[place.part], solved[t]);
   }
-  team_barrier(place, 2);  // updates and e, for the team
+  ptx::named_barrier(place.barrier(2), kTeamThreads);  // updates and e, for the team
   const auto finish = [&](auto left_out) {
     if constexpr (!kKeeps) add_scores(stage.unit, exchange, place, left_out, o);
     update_with_keys<Element>(stage, place, exchange, left_out, state);

@@ -20,9 +20,9 @@
 
 namespace flashqla::cuda {
 
-inline constexpr int kTileRows = 16;    // of V: a team has them
-inline constexpr int kTeam = 4;         // warps
-inline constexpr int kPartTokens = 16;  // of a chunk: a warp has them
+inline constexpr int kTileRows = 16;                 // of V: a team has them
+inline constexpr int kTeam = 4, kTeamThreads = 128;  // warps
+inline constexpr int kPartTokens = 16;               // of a chunk: a warp has them
 inline constexpr int kMaxStages = 2;
 
 template <int kDimK>
@@ -93,8 +93,6 @@ FLASHQLA_DEVICE LanePlace lane_place() {
   // Parts are turned from team to team, so that no scheduler has all the warps of one: early tokens have less to do.
   return {team, (warp + team) % kTeam, team * kTeamTiles, lane / 4, lane % 4 * 2};
 }
-FLASHQLA_DEVICE void team_barrier(const LanePlace& place, int number) { ptx::named_barrier(place.barrier(number), kTeam * 32); }
-
 FLASHQLA_DEVICE tile::FragmentA stored_left(const uint4 (&block)[32]) {
   const uint4 a = block[tile::lane_id()];
   return {{a.x, a.y, a.z, a.w}};

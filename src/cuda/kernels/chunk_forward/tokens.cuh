@@ -185,28 +185,28 @@ __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, co
   WalkedRows& rows = *reinterpret_cast<WalkedRows*>(&exchange);
   RowSlice<kDimK> slice;
   const bool walks = place.part < 2;
-  team_barrier(place, 0);            // the state, from all parts
-  const auto part_of = [&](int m) {  // columns 8 m ... of the lane's row
+  ptx::named_barrier(place.barrier(0), kTeamThreads);  // the state, from all parts
+  const auto part_of = [&](int m) {                    // columns 8 m ... of the lane's row
     return &reinterpret_cast<float2*>(&exchange.walked[m][tile::lane_id()])[place.part];
   };
   if (walks) {
 #pragma unroll
     for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) slice.s[m] = *part_of(m);
   }
-  team_barrier(place, 1);  // the state has been read: rows may come to its place
+  ptx::named_barrier(place.barrier(1), kTeamThreads);  // the state has been read: rows may come to its place
   if (walks) walk_row<Element, kDimK, kSlab, Direction>(p, work, chunk, stage, place, rows, slice);
-  team_barrier(place, 2);  // rows, for all parts
+  ptx::named_barrier(place.barrier(2), kTeamThreads);  // rows, for all parts
   tile::Accumulator e[2], o[2];
   load_walked(rows.errors, place, e);
   if constexpr (!Direction::kBack) load_walked(rows.output, place, o);
-  team_barrier(place, 0);  // the rows have been read: outputs may come to their place
+  ptx::named_barrier(place.barrier(0), kTeamThreads);  // the rows have been read: outputs may come to their place
   Direction::template finish<Element>(p, work, chunk, place, stage.unit, exchange.output[place.part], e, o);
-  team_barrier(place, 1);  // outputs have left: the state may come to their place
+  ptx::named_barrier(place.barrier(1), kTeamThreads);  // outputs have left: the state may come to their place
   if (walks) {
 #pragma unroll
     for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) *part_of(m) = slice.s[m];
   }
-  team_barrier(place, 2);  // the state, for all parts
+  ptx::named_barrier(place.barrier(2), kTeamThreads);  // the state, for all parts
 }
 
 /// Calls body(element, place in the exchange) for the accumulators of the warp's part of the state.
