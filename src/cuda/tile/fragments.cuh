@@ -23,6 +23,8 @@ struct FragmentB {
 };
 
 FLASHQLA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x % 32); }
+/// Of the warp in its block, so that the compiler sees that its lanes share it.
+FLASHQLA_DEVICE int warp_number() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
 
 template <int kCount>
 FLASHQLA_DEVICE void clear(Accumulator (&c)[kCount]) {
@@ -92,17 +94,6 @@ FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> block_addresses(const SharedTile
 #pragma unroll
   for (int i = 0; i < 4; ++i) addresses.at[i] = tile.piece(lane.row, 2 * i + lane.piece);
   return addresses;
-}
-/// With columns counted from `column` on, a multiple of 32 that need not be a constant. Pieces 4 to 7 of a line are those of 0 to
-/// 3 with one bit turned, so that an offset of 32 columns exchanges the addresses two by two.
-template <int kRows, int kColumns>
-FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> from_column(const BlockAddresses<kRows, kColumns>& addresses, int column) {
-  BlockAddresses<kRows, kColumns> moved;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    moved.at[i] = (column / 32 % 2 == 0 ? addresses.at[i] : addresses.at[(i + 2) % 4]) + column / 64 * 128;
-  }
-  return moved;
 }
 template <int kRows, int kColumns>
 FLASHQLA_DEVICE BlockAddresses<kRows, kColumns> addresses_b(const SharedTile<kRows, kColumns>& tile) {

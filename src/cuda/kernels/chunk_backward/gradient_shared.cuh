@@ -93,9 +93,6 @@ struct GradientShared {
   }
 };
 
-/// Number of the warp in its block, so that the compiler sees that its lanes share it.
-FLASHQLA_DEVICE int warp_number() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
-
 /// A lane's place.
 struct GradientPlace {
   int warp, tile, group;
@@ -107,7 +104,7 @@ struct GradientPlace {
   FLASHQLA_DEVICE int token(int upper) const { return 16 * tile + row + 8 * upper; }
 };
 FLASHQLA_DEVICE GradientPlace gradient_place() {
-  const int lane = tile::lane_id(), warp = warp_number();
+  const int lane = tile::lane_id(), warp = tile::warp_number();
   // Groups are turned from tile to tile, so that no scheduler has all the warps of one.
   return {warp, warp / 4, (warp + warp / 4) % kGroups, lane / 4, lane % 4 * 2};
 }

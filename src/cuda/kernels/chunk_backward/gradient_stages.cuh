@@ -26,7 +26,7 @@ struct TileLoader {
   FLASHQLA_DEVICE TileLoader(const ChunkBackwardParams& p, const PreparedChunk& chunk) { begin_head(p, chunk); }
 
   FLASHQLA_DEVICE void begin_head(const ChunkBackwardParams& p, const PreparedChunk& chunk) {
-    const int warp = warp_number(), lane = tile::lane_id(), tiles_v = p.dim_v / 16, tiles_k = p.dim_k / 16;
+    const int warp = tile::warp_number(), lane = tile::lane_id(), tiles_v = p.dim_v / 16, tiles_k = p.dim_k / 16;
     const std::int32_t head_v = chunk.head_qk * p.group + head;
     const std::int64_t unit = chunk.index * p.heads_v + head_v;
     if (warp < 8) {
@@ -60,7 +60,7 @@ struct TileLoader {
       for (int i = 0; i < tile::kPieceElements; ++i) at[i] = rows_there ? elements[i] : std::uint16_t{0};
     }
     rows += rows_step;
-    if (2 * kTilesOfK >= kGradientWarps || warp_number() < 2 * kTilesOfK) {
+    if (2 * kTilesOfK >= kGradientWarps || tile::warp_number() < 2 * kTilesOfK) {
       ptx::cp_async_16_or_zeros(to + states_to, states, states_there);
     }
     if constexpr (2 * kTilesOfK > kGradientWarps) {

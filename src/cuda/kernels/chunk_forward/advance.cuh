@@ -104,22 +104,16 @@ FLASHQLA_DEVICE void project(const tile::BlockAddresses<kChunkTokens, kDimK>& ke
   }
 }
 
-/// The largest of each of the lane's two rows.
-FLASHQLA_DEVICE void largest_of_rows(const tile::Accumulator (&x)[2], float (&largest)[2]) {
+/// Powers of two above the lane's two rows.
+FLASHQLA_DEVICE void scales_of_rows(const tile::Accumulator (&x)[2], float (&scale)[2]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float most = 0.0f;
 #pragma unroll
     for (int n = 0; n < 2; ++n) most = fmaxf(most, fmaxf(fabsf(x[n].c[2 * i]), fabsf(x[n].c[2 * i + 1])));
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-    largest[i] = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+    scale[i] = block::power_above(fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2)));
   }
-}
-/// Powers of two above them.
-FLASHQLA_DEVICE void scales_of_rows(const tile::Accumulator (&x)[2], float (&scale)[2]) {
-  float largest[2];
-  largest_of_rows(x, largest);
-  for (int i = 0; i < 2; ++i) scale[i] = block::power_above(largest[i]);
 }
 
 /// e, which holds K S, becomes strength o v - read_k o (K S) for the warp's own tokens.

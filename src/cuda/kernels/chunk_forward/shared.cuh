@@ -89,7 +89,7 @@ struct LanePlace {
 };
 template <int kTeamTiles>
 FLASHQLA_DEVICE LanePlace lane_place() {
-  const int lane = tile::lane_id(), warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0), team = warp / kTeam;
+  const int lane = tile::lane_id(), warp = tile::warp_number(), team = warp / kTeam;
   // Parts are turned from team to team, so that no scheduler has all the warps of one: early tokens have less to do.
   return {team, (warp + team) % kTeam, team * kTeamTiles, lane / 4, lane % 4 * 2};
 }
