@@ -1,6 +1,7 @@
 // chunk_backward on the device against the reference in double.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -69,6 +70,54 @@ TEST(ChunkBackward, FarFromOne) {
         if (std::string(name) == "v") times(inputs["initial_state"] = usual.at("initial_state").clone(), factor);
         if (std::string(name) == "d_o") times(inputs["d_final_state"] = usual.at("d_final_state").clone(), factor);
         EXPECT_EQ(faults_of(c, inputs), "") << name << " times " << factor;
+      }
+    }
+  }
+}
+
+/// Where decays are strong, dg of a head is a sum of few terms and may by chance be small: what is rounded in them has to be far
+/// below the bound, so that hardly a head comes near it.
+TEST(ChunkBackward, GateGradientsOfFewTerms) {
+  for (const char* text : {"T=63", "T=65 beta=one initial=1", "T=130 beta=doubled_sigmoid"}) {
+    for (const char* dtype : {"bf16", "f16"}) {
+      std::vector<double> errors;
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+        Case c = backward_case(std::string("Hq=2 Hv=8 K=64 V=128 gate=computed scale=0 d_final=1 dtype=") + dtype + " " + text);
+        c.seed = seed;
+        const Tensors inputs = make_inputs(c);
+        const std::vector<double> d_g = run_on_cuda(c, inputs).at("d_g"), expected = truth(c, inputs).at("d_g");
+        for (std::size_t head = 0; head < 8; ++head) {
+          std::vector<double> x, y;
+          for (std::size_t i = head; i < d_g.size(); i += 8) {
+            x.push_back(d_g[i]);
+            y.push_back(expected[i]);
+          }
+          errors.push_back(relative_rms(x, y) / bound_of(c, "d_g", c.dtype, 0));
+        }
+      }
+      std::sort(errors.begin(), errors.end());
+      EXPECT_LT(errors[errors.size() * 9 / 10], 0.25) << text << " " << dtype << ", of the bound";
+      EXPECT_LT(errors.back(), 1) << text << " " << dtype << ", of the bound";
+    }
+  }
+}
+
+/// Chunks that f16 inputs leave to be walked token by token, on the way forth (states above 2^15) or back (gradients below
+/// 2^-14): what the gates' gradients need of them is the same.
+TEST(ChunkBackward, WalkedWithF16) {
+  for (const char* text : {"T=64", "T=150 gate=computed", "T=150 gate=log_decay beta=sigmoid l2norm=1"}) {
+    Case c = backward_case(std::string("Hq=1 Hv=2 K=64 V=48 dtype=f16 scale=0 initial=1 d_final=1 ") + text);
+    const Tensors usual = make_inputs(c);
+    for (const char* name : {"initial_state", "d_final_state"}) {
+      for (double factor : {1e-6, 1e6}) {
+        Tensors inputs = usual;
+        Tensor& x = inputs[name] = usual.at(name).clone();
+        for (std::int64_t i = 0; i < x.count(); ++i) x.set(i, x.get(i) * factor);
+        const Values values = run_on_cuda(c, inputs), expected = truth(c, inputs);  // f16 would not hold all others
+        for (const char* gradient : {"d_g", "d_beta"}) {
+          EXPECT_LT(relative_rms(values.at(gradient), expected.at(gradient)), bound_of(c, gradient, c.dtype, 0))
+              << gradient << " of " << to_text(c) << ", " << name << " times " << factor;
+        }
       }
     }
   }

@@ -65,7 +65,7 @@ TEST(Faults, D05_memory_of_a_forward) {
 TEST(Faults, D05_memory_of_a_backward) {
   for (const char* text : {"T=32768", "B=8 T=1024", "B=64 T=64", "T=131072"}) {
     for (const std::int64_t heads_v : {16, 32, 64}) {
-      for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         Case c = parse_case(std::string("op=backward ") + text);
         c.Hq = 16;
         c.Hv = heads_v;

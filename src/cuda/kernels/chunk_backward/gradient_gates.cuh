@@ -6,6 +6,7 @@
 // No term is there to be cancelled by another: under strong decay each is as small as the result.
 #pragma once
 
+#include "cuda/kernels/chunk_backward/dots.cuh"
 #include "cuda/kernels/chunk_backward/gate_gradients.cuh"
 #include "cuda/kernels/chunk_backward/gradient_products.cuh"
 
@@ -109,11 +110,13 @@ FLASHQLA_DEVICE float2 sums_of_pairs(const GateSums& sums, int t) {
   return {across, column};
 }
 
-/// dg and dbeta of a value head's tokens, by one warp.
-template <int kDimK>
+/// dg and dbeta of a value head's tokens, by one warp. With kKeepsRests sums that have a state's gradient in them come from the
+/// way back (dots.cuh).
+template <class Element, int kDimK>
 FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedChunk& chunk, std::int32_t head,
                                   const ValueHead& gates, const GradientShared<kDimK>& shared) {
   const GateSums& sums = shared.end().sums;
+  const std::int64_t unit = chunk.index * p.heads_v + head;
   const int lane = tile::lane_id();
   double reads[2], writes[2], halves[2], across[2];
   float d_beta[2];
@@ -123,8 +126,9 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
     float read = 0.0f, write = 0.0f;
     for (int group = 0; group < kGroups; ++group) {
       read += sums.reads[group][t];
-      write += sums.writes[group][t];
+      if constexpr (!kKeepsRests<Element>) write += sums.writes[group][t];
     }
+    if constexpr (kKeepsRests<Element>) write = row_dot(p, unit, t) * (gates.rest[t] * gates.rise[t] * shared.factors[0][t]);
     const float2 pairs = sums_of_pairs(sums, t);
     const float beta = gates.beta[t];
     reads[half] = read;
@@ -137,11 +141,16 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
   sum_before(writes);
   sum_from(halves);
   across[1] += halves[1];
-  float states = lane < kGradientWarps ? shared.state_dots[lane] : 0.0f;
-  states = block::warp_total(states) * (exp2f(gates.high[kChunkTokens - 1]) * exp2f(gates.low[kChunkTokens - 1]));
+  float states = 0.0f;
+  if constexpr (kKeepsRests<Element>) {
+    states = state_dot(p, unit);
+  } else {
+    states = block::warp_total(lane < kGradientWarps ? shared.state_dots[lane] : 0.0f);
+  }
+  states *= exp2f(gates.high[kChunkTokens - 1]) * exp2f(gates.low[kChunkTokens - 1]);
   double d_decay[2];
   for (int half = 0; half < 2; ++half) d_decay[half] = static_cast<double>(states) + writes[half] + reads[half] + across[half];
-  store_gate_gradients(p, chunk, head, chunk.index * p.heads_v + head, d_decay, d_beta);
+  store_gate_gradients(p, chunk, head, unit, d_decay, d_beta);
 }
 
 }  // namespace flashqla::cuda

@@ -115,14 +115,18 @@ FLASHQLA_DEVICE void multiply_tile(const typename GradientShared<kDimK>::Stage& 
     tile::multiply<ptx::F16>(sums.query[2 * block], sums.query[2 * block + 1], query, s);
     tile::multiply<ptx::F16>(sums.key[2 * block], sums.key[2 * block + 1], key, s);
     tile::multiply<ptx::F16>(sums.write[2 * block], sums.write[2 * block + 1], write, d_s);
-    own_s[block] = one_of(s.b, place.tile);
-    own_d_s[block] = one_of(d_s.b, place.tile);
+    if constexpr (!kKeepsRests<Element>) {
+      own_s[block] = one_of(s.b, place.tile);
+      own_d_s[block] = one_of(d_s.b, place.tile);
+    }
   }
-  float dot = 0.0f;
+  if constexpr (!kKeepsRests<Element>) {  // else the way back has left <S, dS>
+    float dot = 0.0f;
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) dot += dot_of_pairs(own_s[block], own_d_s[block]);
-  const int log = head.logs[KeptLogs::kStates + place.group][t] + head.logs[KeptLogs::kDStates + place.group][t];
-  sums.state_dot += times(dot, two_powers(log));
+    for (int block = 0; block < kBlocks; ++block) dot += dot_of_pairs(own_s[block], own_d_s[block]);
+    const int log = head.logs[KeptLogs::kStates + place.group][t] + head.logs[KeptLogs::kDStates + place.group][t];
+    sums.state_dot += times(dot, two_powers(log));
+  }
 }
 
 /// Q K^T or K K^T of the warp's tokens and its 32 columns, without factors.

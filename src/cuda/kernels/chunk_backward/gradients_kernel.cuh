@@ -37,8 +37,8 @@ struct RowGradients {
 };
 
 /// Products with the states become their parts of the head's gradients, in place: sums.query of q, sums.key of k. `reads`,
-/// `writes`: row dots with q and k for the gates.
-template <int kDimK>
+/// `writes`: row dots with q and k for the gates, but not what the way back has left (kKeepsRests).
+template <class Element, int kDimK>
 FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientShared<kDimK>& shared, const ValueHead& head,
                                  const GradientPlace& place, const Multipliers& multipliers, HeadProducts<kDimK>& sums,
                                  float (&reads)[2], float (&writes)[2]) {
@@ -63,12 +63,12 @@ FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientSha
         sums.key[n].c[at] = fmaf(beta, z, y);
         of_query = fmaf(c == 0 ? q.x : q.y, x, of_query);
         of_key = fmaf(own_k, y, of_key);
-        of_write = fmaf(own_k, z, of_write);
+        if constexpr (!kKeepsRests<Element>) of_write = fmaf(own_k, z, of_write);
       }
     }
     const float factor = shared.factors[0][token];
     reads[upper] = row_total(fmaf(of_query, shared.factors[1][token], of_key * factor));
-    writes[upper] = row_total(of_write) * factor;
+    if constexpr (!kKeepsRests<Element>) writes[upper] = row_total(of_write) * factor;
   }
 }
 
@@ -128,7 +128,7 @@ FLASHQLA_DEVICE void leave_triangles(GradientShared<kDimK>& shared, const Gradie
 }
 
 /// What the warp leaves for others: its part of dP or dKK, and its sums.
-template <int kDimK>
+template <class Element, int kDimK>
 FLASHQLA_DEVICE void leave_head(GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
                                 const float (&powers)[2], const tile::Accumulator (&pairs)[4], const tile::Accumulator (&flow)[4],
                                 const float (&reads)[2], const float (&writes)[2], const float (&diagonal)[2]) {
@@ -146,7 +146,7 @@ FLASHQLA_DEVICE void leave_head(GradientShared<kDimK>& shared, const ValueHead& 
     }
     if (place.pair != 0) continue;
     sums.reads[place.group][token] = reads[upper];
-    sums.writes[place.group][token] = writes[upper];
+    if constexpr (!kKeepsRests<Element>) sums.writes[place.group][token] = writes[upper];
   }
 }
 
@@ -226,21 +226,23 @@ FLASHQLA_DEVICE void add_value_head(const ChunkBackwardParams& p, const Prepared
   multiply_head<Element, kDimK>(p, chunk, ring, head, place, multipliers, slot, shared, loader, sums);
 
   float reads[2], writes[2], diagonal[2] = {0.0f, 0.0f};
-  take_states<kDimK>(p, shared, head, place, multipliers, sums, reads, writes);
-  const float state_dot = block::warp_total(sums.state_dot);
+  take_states<Element, kDimK>(p, shared, head, place, multipliers, sums, reads, writes);
+  float state_dot = 0.0f;
+  if constexpr (!kKeepsRests<Element>) state_dot = block::warp_total(sums.state_dot);
   tile::Accumulator flow[4];
   multiply_rows<kDimK>(shared, place, flow);
   take_pairs<kDimK>(shared, head, place, p.scale, multipliers.pairs_log, diagonal, sums.pairs, flow);
   leave_maxima<kDimK>(shared, place, sums.pairs);
-  if (tile::lane_id() == 0) shared.state_dots[place.warp] = state_dot;
+  if (!kKeepsRests<Element> && tile::lane_id() == 0) shared.state_dots[place.warp] = state_dot;
   __syncthreads();  // the largest elements; and all have left the stages
   float powers[2][2];
   pair_powers<kDimK>(shared, powers);
-  leave_head<kDimK>(shared, head, place, place.gram() ? powers[1] : powers[0], sums.pairs, flow, reads, writes, diagonal);
+  leave_head<Element, kDimK>(shared, head, place, place.gram() ? powers[1] : powers[0], sums.pairs, flow, reads, writes,
+                             diagonal);
   __syncthreads();  // triangles, for all; sums, for one warp
   add_pairs<kDimK>(shared, place, powers, sums.query, sums.key);
   gradients.add(h == 0, sums.query, sums.key);
-  if (place.warp == h % kGradientWarps) finish_gates<kDimK>(p, chunk, chunk.head_qk * p.group + h, head, shared);
+  if (place.warp == h % kGradientWarps) finish_gates<Element>(p, chunk, chunk.head_qk * p.group + h, head, shared);
 }
 
 template <class Element>

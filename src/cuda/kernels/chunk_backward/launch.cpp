@@ -55,6 +55,7 @@ struct BackwardWorkspace {
   std::byte* units = nullptr;
   KeptChunks kept, d_kept;
   FloatKept float_kept;
+  float* dots = nullptr;
   double* head_sums = nullptr;
   std::byte* zeros = nullptr;  // a row of dO, where there is none
   std::size_t bytes = 0;
@@ -70,6 +71,11 @@ struct BackwardWorkspace {
       kept = take_kept(parts, p, count);
       kept.gates = parts.take<KeptGates>(count);
       d_kept = take_kept(parts, p, count);
+    }
+    if (p.dtype == DType::f16) {  // rests lie where the way back puts something else as soon as it has read them
+      kept.state_rests = d_kept.states;
+      kept.row_rests = d_kept.rows;
+      dots = parts.take<float>(count * (p.dim_v / 16) * kDots);
     }
     if (p.gate == Gate::computed) head_sums = parts.take<double>(2 * count);
     zeros = parts.take(p.dim_v * element_bytes(p.dtype));
@@ -89,6 +95,7 @@ ChunkBackwardParams params_of(const ChunkBackwardArguments& a, const BackwardWor
   params.units = memory.units;
   params.kept = memory.kept;
   params.d_kept = memory.d_kept;
+  params.dots = memory.dots;
   params.head_sums = memory.head_sums;
   params.d_o = a.d_o.present() ? device_view(a.d_o) : TokenTensor{memory.zeros, p.dtype, 0, 0, 0};
   params.d_q = device_view(a.d_q);
@@ -157,11 +164,12 @@ void launch_chunk_backward(const ChunkBackwardArguments& a, std::byte* workspace
     check(cudaMemsetAsync(memory.zeros, 0, static_cast<std::size_t>(p.dim_v * element_bytes(p.dtype)), native), "a row of zeros");
   }
   if (p.dtype == DType::f32) return launch_chunk_backward_f32(p, params, memory.float_kept, stream);
-  const AdvanceShape shape =
-      advance_shape(p, padded_k, properties_of(p.device.index), {2, most_state_tiles(padded_k)}, "chunk_backward");
-  params.stages = shape.stages;
   const bool bf16 = p.dtype == DType::bf16;
-  const std::int64_t chunk_blocks = params.sequences.chunk_bound * p.heads_qk, blocks = 2 * advance_blocks(p, shape);
+  const int together = bf16 ? 2 : 1;  // with f16 a block goes both ways, one after the other
+  const AdvanceShape shape =
+      advance_shape(p, padded_k, properties_of(p.device.index), {2, together, most_state_tiles(padded_k)}, "chunk_backward");
+  params.stages = shape.stages;
+  const std::int64_t chunk_blocks = params.sequences.chunk_bound * p.heads_qk, blocks = together * advance_blocks(p, shape);
   check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, chunk_blocks, stream.handle),
         "starting prepare_chunks");
   check(states_starter(bf16, padded_k)(params, shape.tiles, blocks, stream.handle), "starting states_both_ways");

@@ -59,7 +59,7 @@ void launch_chunk_backward_f32(const Problem& p, const ChunkBackwardParams& para
     Problem heads = p;
     heads.heads_qk = part.heads_qk;
     heads.heads_v = part.heads_v;
-    const AdvanceShape shape = advance_shape(heads, padded_k, device, {2, 4}, "chunk_backward");
+    const AdvanceShape shape = advance_shape(heads, padded_k, device, {2, 2, 4}, "chunk_backward");
     const std::int64_t chunk_blocks = part.sequences.chunk_bound * part.heads_qk;
     check(start_prepare_f32(part, chunk_blocks, stream.handle), "starting prepare_chunks_f32");
     check(start_states_f32(part, shape.tiles, 2 * advance_blocks(heads, shape), stream.handle), "starting states_both_ways_f32");

@@ -8,7 +8,7 @@
 // What scores and solve hold for a token, later tokens of its chunk contribute to: parts wait for those after them.
 #pragma once
 
-#include "cuda/kernels/chunk_backward/params.hpp"
+#include "cuda/kernels/chunk_backward/dots.cuh"
 #include "cuda/kernels/chunk_forward/advance_kernel.cuh"
 
 namespace flashqla::cuda {
@@ -100,7 +100,7 @@ FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const A
                                            tile::Accumulator (&d_e)[2]) {
   float scale[2];
   scales_of_rows(d_e, scale);
-  keep_rows(p.d_kept, p, work, chunk, place, pack_rows(scale, d_e), scale);
+  keep_rows<false>(p.d_kept, p, work, chunk, place, pack_rows(scale, d_e), scale, d_e);
   if (p.d_v.data == nullptr) return;
 #pragma unroll
   for (int n = 0; n < 2; ++n) scale_columns(d_e[n], column_factors(unit, ChunkUnit::kStrength, 2 * place.part + n));
@@ -130,6 +130,10 @@ struct Retreat {
                                      const tile::Accumulator (&)[2]) {
     store_value_gradients<Element>(p, work, chunk, place, unit, memory, d_e);
   }
+  static FLASHQLA_DEVICE void projected(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
+                                        const tile::Accumulator (&products)[2]) {
+    dot_rows(p, work, chunk, place, load_errors(p, work, chunk, place), products);
+  }
 };
 
 template <class Element, int kDimK, int kTeamTiles, class Shared>
@@ -138,12 +142,24 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
                                    StatePart<kDimK> (&state)[kTeamTiles]) {
   using Values = typename Shared::Values;
   auto* const exchange = shared.exchange + place.tile;
+  KeptErrors errors[kTeamTiles];
+  if constexpr (kKeepsRests<Element>) {
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) errors[t] = load_errors(p, work, chunk, place.in_tile(t));
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) dot_states(p, work, chunk, place.in_tile(t), state[t]);
+  }
 #pragma unroll
   for (int t = 0; t < kTeamTiles; ++t) {
+    keep_state<false>(p.d_kept, p, work, chunk, place.in_tile(t), state[t]);
     leave_given<Element, kDimK, Values>(stage.values, stage.unit, place.in_tile(t), exchange[t]);
   }
   tile::Accumulator de[kTeamTiles][2], d_e[kTeamTiles][2], none[kTeamTiles][2];
   project_tokens<Element, kDimK, false>(stage, exchange, place, state, de, none);
+  if constexpr (kKeepsRests<Element>) {
+#pragma unroll
+    for (int t = 0; t < kTeamTiles; ++t) dot_rows(p, work, chunk, place.in_tile(t), errors[t], de[t]);
+  }
   take_scores<Values>(stage.values, stage.unit, exchange, place, de);
   float scale[kTeamTiles][2];
   const auto solve = [&](int part) { return load_block_turned(stage.unit, ChunkUnit::kSolve, part, place.part); };
@@ -181,8 +197,6 @@ FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const Advanc
 #pragma unroll
   for (int t = 0; t < kTeamTiles; ++t) load_state<kDimK>(p, work, place.in_tile(t), p.d_final_state, read, state[t]);
   walk_chunks<Element, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, Stage& stage) {
-#pragma unroll
-    for (int t = 0; t < kTeamTiles; ++t) keep_state<kDimK>(p.d_kept, p, work, chunk, place.in_tile(t), state[t]);
     retreat_chunk<Element, kDimK>(p, work, chunk, stage, shared, place, state);
   });
   if (p.d_initial_state.data == nullptr) return;
@@ -192,18 +206,24 @@ FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const Advanc
   }
 }
 
-/// Blocks with even numbers advance states, those with odd ones retreat: neither needs the other's.
+/// Blocks with even numbers advance states, those with odd ones retreat: neither needs the other's. With kKeepsRests a block does
+/// both, one after the other.
 template <class Element, int kDimK, int kTiles>
 __global__ void __launch_bounds__(AdvanceShared<kDimK, kTiles>::kThreads)
     states_both_ways(const __grid_constant__ ChunkBackwardParams p) {
   using Shared = AdvanceShared<kDimK, kTiles, true>;
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
-  const AdvanceWork work = advance_work<Shared::kSlab>(p, blockIdx.x / 2);
-  if (blockIdx.x % 2 == 0) {
+  constexpr bool kInTurn = kKeepsRests<Element>;
+  const AdvanceWork work = advance_work<Shared::kSlab>(p, kInTurn ? blockIdx.x : blockIdx.x / 2);
+  if (kInTurn || blockIdx.x % 2 == 0) {
     const std::int64_t read = p.initial_state.data != nullptr ? work.sequence : -1;
     advance_sequence<Element, kDimK, true>(p, work, read, -1, shared);
   } else {
+    retreat_sequence<Element, kDimK>(p, work, shared);
+  }
+  if constexpr (kInTurn) {
+    __syncthreads();  // all have left the stages; and the powers of what was kept, for the warp
     retreat_sequence<Element, kDimK>(p, work, shared);
   }
 }

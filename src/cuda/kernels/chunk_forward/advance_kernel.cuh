@@ -176,7 +176,7 @@ struct Advance {
     if constexpr (kKeeps) {
       float scale[2];
       scales_of_rows(e, scale);
-      keep_rows(p.kept, p, work, chunk, place, pack_rows(scale, e), scale);
+      keep_rows<kKeepsRests<Element>>(p.kept, p, work, chunk, place, pack_rows(scale, e), scale, e);
     } else {
       store_rows<Element>(p, work, p.o, place, chunk, memory, o);
     }
@@ -212,7 +212,7 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
     for (int t = 0; t < kTeamTiles; ++t) {
       if (left_out.has(t)) continue;
       if constexpr (kKeeps) {
-        keep_rows(p.kept, p, work, chunk, place.in_tile(t), solved[t], scale[t]);
+        keep_rows<kKeepsRests<Element>>(p.kept, p, work, chunk, place.in_tile(t), solved[t], scale[t], e[t]);
       } else {
         store_rows<Element>(p, work, p.o, place.in_tile(t), chunk, exchange[t].output[place.part], o[t]);
       }
@@ -271,7 +271,9 @@ FLASHQLA_DEVICE void advance_sequence(const ChunkForwardParams& p, const Advance
   walk_chunks<Element, 1>(p, work, p.v, shared, [&](std::int64_t chunk, const Stage& stage) {
     if constexpr (kKeeps) {
 #pragma unroll
-      for (int t = 0; t < kTeamTiles; ++t) keep_state<kDimK>(p.kept, p, work, chunk, place.in_tile(t), state[t]);
+      for (int t = 0; t < kTeamTiles; ++t) {
+        keep_state<kKeepsRests<Element>>(p.kept, p, work, chunk, place.in_tile(t), state[t]);
+      }
     } else {
       stored.before(p, save);
     }

@@ -1,6 +1,8 @@
 // Writes what chunk_backward wants of a chunk (KeptChunks).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_forward/states.cuh"
 #include "cuda/ptx/pairs.cuh"
@@ -22,8 +24,19 @@ FLASHQLA_DEVICE std::int64_t unit_number(const OperationParams& p, const Advance
   return (work.rows.first_chunk + chunk) * p.heads_v + work.head;
 }
 
-/// The warp's part of S^T.
-template <int kDimK>
+/// Whether what rounding leaves of kept states and errors is kept, too: chunk_backward/dots.cuh says why.
+template <class Element>
+inline constexpr bool kKeepsRests = std::is_same_v<Element, ptx::F16>;
+
+/// 2^11 times what rounding a pair of numbers to f16 left.
+inline constexpr float kRestFactor = 0x1p11f;
+FLASHQLA_DEVICE std::uint32_t rest_of_pair(float x, float y, std::uint32_t rounded) {
+  const float2 r = ptx::unpack_pair<ptx::F16>(rounded);
+  return ptx::pack_pair<ptx::F16>((x - r.x) * kRestFactor, (y - r.y) * kRestFactor);
+}
+
+/// The warp's part of S^T; kRests: with what rounding leaves.
+template <bool kRests, int kDimK>
 FLASHQLA_DEVICE void keep_state(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
                                 const LanePlace& place, const StatePart<kDimK>& part) {
   constexpr int kOwn = kDimK / 16 / kTeam;
@@ -42,20 +55,27 @@ FLASHQLA_DEVICE void keep_state(const KeptChunks& kept, const OperationParams& p
   for (int step = 0; step < kOwn; ++step) {
     const int tile_k = place.part * kOwn + step;
     if (tile_k >= tiles_k) break;
-    const float(&left)[4] = part.s[2 * step].c, (&right)[4] = part.s[2 * step + 1].c;
-    const auto turned = [&](float low, float high) {
-      return ptx::movmatrix_trans(ptx::pack_pair<ptx::F16>(low * inverse, high * inverse));
-    };
-    const uint4 fragment = {turned(left[0], left[1]), turned(left[2], left[3]), turned(right[0], right[1]),
-                            turned(right[2], right[3])};
-    *reinterpret_cast<uint4*>(kept.states + (first * tiles_k + tile_k) * 512 + tile::lane_id() * 16) = fragment;
+    const std::int64_t at = (first * tiles_k + tile_k) * 512 + tile::lane_id() * 16;
+    std::uint32_t turned[4], rests[4];
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      const float* const two = part.s[2 * step + pair / 2].c + pair % 2 * 2;
+      const float low = two[0] * inverse, high = two[1] * inverse;
+      const std::uint32_t rounded = ptx::pack_pair<ptx::F16>(low, high);
+      turned[pair] = ptx::movmatrix_trans(rounded);
+      if constexpr (kRests) rests[pair] = rest_of_pair(low, high, rounded);
+    }
+    *reinterpret_cast<uint4*>(kept.states + at) = {turned[0], turned[1], turned[2], turned[3]};
+    if constexpr (kRests) *reinterpret_cast<uint4*>(kept.state_rests + at) = {rests[0], rests[1], rests[2], rests[3]};
   }
 }
 
 /// The warp's 16 rows of V by 16 tokens, as a left operand [V x tokens] whose rows have been divided by `scale`: left divided by
-/// the largest scale.
+/// the largest scale. kRests: with what rounding leaves of `x`, the rows as they are.
+template <bool kRests>
 FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
-                               const LanePlace& place, const tile::FragmentA& rows, const float (&scale)[2]) {
+                               const LanePlace& place, const tile::FragmentA& rows, const float (&scale)[2],
+                               const tile::Accumulator (&x)[2]) {
   const int tiles_v = p.dim_v / 16, tile_v = work.first_v / kTileRows + place.tile, lane = tile::lane_id();
   float largest = fmaxf(scale[0], scale[1]);
 #pragma unroll
@@ -64,10 +84,21 @@ FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p,
   const int log = power_log(largest);
   const std::uint32_t less[2] = {half_powers(power_log(scale[0]) - log), half_powers(power_log(scale[1]) - log)};
   const std::int64_t block = (unit_number(p, work, chunk) * kTeam + place.part) * tiles_v + tile_v;
-  std::uint32_t a[4];
+  std::uint32_t a[4], rests[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a[i] = ptx::movmatrix_trans(ptx::multiply_f16_pairs(rows.a[i], less[i % 2]));
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t rounded = ptx::multiply_f16_pairs(rows.a[i], less[i % 2]);
+    a[i] = ptx::movmatrix_trans(rounded);
+    if constexpr (kRests) {
+      const float inverse = block::inverse_power(largest);
+      const float* const two = x[i / 2].c + i % 2 * 2;
+      rests[i] = rest_of_pair(two[0] * inverse, two[1] * inverse, rounded);
+    }
+  }
   *reinterpret_cast<uint4*>(kept.rows + block * 512 + lane * 16) = {a[0], a[2], a[1], a[3]};
+  if constexpr (kRests) {
+    *reinterpret_cast<uint4*>(kept.row_rests + block * 512 + lane * 16) = {rests[0], rests[1], rests[2], rests[3]};
+  }
   if (lane == 0) kept.row_powers[block] = static_cast<std::int16_t>(log);
 }
 

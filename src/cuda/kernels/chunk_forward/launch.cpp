@@ -107,7 +107,7 @@ void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, 
   const ChunkForward d{p, a.stored_states, a.states_every};
   const DeviceScope scope(p.device.index);
   const std::int32_t padded_k = padded_dim_k(p.dim_k);
-  const AdvanceShape shape = advance_shape(p, padded_k, properties_of(p.device.index), {1, 4}, "chunk_forward");
+  const AdvanceShape shape = advance_shape(p, padded_k, properties_of(p.device.index), {1, 1, 4}, "chunk_forward");
   ScheduleArrays arrays;
   if (needs_table(p, a.stored_states)) {
     arrays = schedule_arrays(p.sequences(), workspace);

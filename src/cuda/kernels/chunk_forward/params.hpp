@@ -58,6 +58,8 @@ struct KeptChunks {
   std::byte* rows = nullptr;             // [chunk][Hv][4][V / 16]: errors or their gradients as tile::FragmentA, A[token][v]
   std::int16_t* row_powers = nullptr;    // [chunk][Hv][4][V / 16]: of 16 tokens
   KeptGates* gates = nullptr;            // [chunk][Hv], from prepare_chunks
+  // 2^11 times what rounding left of states and rows, f16 in the order of accumulators (kKeepsRests). Null: not kept.
+  std::byte *state_rests = nullptr, *row_rests = nullptr;
 };
 
 struct ChunkForwardParams : OperationParams {

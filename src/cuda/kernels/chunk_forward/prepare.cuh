@@ -5,8 +5,6 @@
 // group: warp w has their rows 16 w to 16 w + 15.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/block/gates.cuh"
 #include "cuda/block/inverse.cuh"
 #include "cuda/kernels/chunk_forward/chunk.cuh"
@@ -136,8 +134,8 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     strength += own;
     squares += own * own;
   }
-  // NaN, too. Gradients are made of differences in which the rounding of a bf16 state would show.
-  const bool precise = std::is_same_v<Element, ptx::Bf16> && p.kept.states != nullptr;
+  // NaN, too. Gradients are made of differences in which the rounding of a state would show.
+  const bool precise = p.kept.states != nullptr;
   strength = block::warp_total(strength);
   squares = block::warp_total(squares);
   const float fall = block::warp_largest(-lowest) + block::warp_largest(highest),

@@ -48,7 +48,7 @@ AdvanceShape advance_shape(const Problem& p, std::int32_t padded_k, const Device
       const AdvanceShape shape{tiles, stages};
       const bool fits = shared_bytes(p, padded_k, shape, limits.ways > 1) <= static_cast<std::size_t>(device.block_shared_bytes);
       // Half as many columns would be more blocks than multiprocessors.
-      const bool enough = 2 * limits.ways * advance_blocks(p, shape) > device.multiprocessors || tiles == 1;
+      const bool enough = 2 * limits.together * advance_blocks(p, shape) > device.multiprocessors || tiles == 1;
       if (fits && enough && p.dim_v > 8 * tiles) return shape;
     }
   }

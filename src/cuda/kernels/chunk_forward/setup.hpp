@@ -27,7 +27,8 @@ bool rows_aligned(const TokenView<Byte>& x, const Problem& p, std::int64_t heads
 }
 
 struct ShapeLimits {
-  int ways;        // times advance_blocks run together
+  int ways;        // 1: forth; 2: forth and back
+  int together;    // times advance_blocks
   int most_tiles;  // 1, 2 or 4
 };
 /// Bytes of one chunk's and value head's unit (ChunkUnit, FloatUnit).

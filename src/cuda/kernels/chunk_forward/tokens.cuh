@@ -100,7 +100,8 @@ struct WalkedRow {
   int token;
   float factor;  // of L2 normalisation
 
-  FLASHQLA_DEVICE WalkedRow(const OperationParams& p, const std::byte* of, int t) : rows(of), token(t), factor(1.0f) {
+  FLASHQLA_DEVICE WalkedRow(const std::byte* of, int t) : rows(of), token(t), factor(1.0f) {}
+  FLASHQLA_DEVICE WalkedRow(const OperationParams& p, const std::byte* of, int t) : WalkedRow(of, t) {
     if (p.l2norm_eps < 0.0f) return;
     float square = 0.0f;
 #pragma unroll 4
@@ -108,11 +109,12 @@ struct WalkedRow {
     factor = rsqrtf(total_of_four(square) + p.l2norm_eps);
   }
   FLASHQLA_DEVICE float2 at(int m) const { return pair_of_row<Element, kDimK>(rows, token, 8 * m + tile::lane_id() % 4 * 2); }
-  FLASHQLA_DEVICE float dot(const RowSlice<kDimK>& slice) const {
+  FLASHQLA_DEVICE float dot(const RowSlice<kDimK>& slice) const { return factor * dot_as_given(slice); }
+  FLASHQLA_DEVICE float dot_as_given(const RowSlice<kDimK>& slice) const {
     float sum = 0.0f;
 #pragma unroll
     for (int m = 0; m < kDimK / 8; ++m) sum = fmaf(at(m).x, slice.s[m].x, fmaf(at(m).y, slice.s[m].y, sum));
-    return factor * total_of_four(sum);
+    return total_of_four(sum);
   }
   FLASHQLA_DEVICE void add_times(float x, RowSlice<kDimK>& slice) const {
     x *= factor;
@@ -175,8 +177,26 @@ FLASHQLA_DEVICE void walk_row(const typename Direction::Params& p, const Advance
   }
 }
 
+/// Keys as given times the state before the walk, of all tokens: what the common path's product gives to Direction::projected.
+template <class Element, int kDimK, class Direction, class Stage>
+FLASHQLA_DEVICE void project_walked(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
+                                    const Stage& stage, const LanePlace& place, WalkedRows& rows, const RowSlice<kDimK>& slice) {
+  if (place.part < 2) {
+#pragma unroll 1
+    for (int t = 0; t < kChunkTokens; ++t) {
+      const float x = WalkedRow<Element, kDimK>(stage.keys, t).dot_as_given(slice);
+      if (tile::lane_id() % 4 == 0) rows.output[t][8 * place.part + tile::lane_id() / 4] = x;
+    }
+  }
+  ptx::named_barrier(place.barrier(2), kTeamThreads);  // products, for all parts
+  tile::Accumulator products[2];
+  load_walked(rows.output, place, products);
+  Direction::projected(p, work, chunk, place, products);
+}
+
 /// The chunk for a tile: S^T as the exchange's in f32 before and after. Parts 0 and 1 walk, each eight rows. Direction has kBack,
-/// value(...), an element of v or dO, and finish(...), which stores what the chunk has to.
+/// value(...), an element of v or dO, finish(...), which stores what the chunk has to, and with kBack projected(...), which
+/// takes dS^T K^T of keys as given for kKeepsRests.
 template <class Element, int kDimK, int kSlab, class Direction, class Stage>
 __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
                                          const Stage& stage, LanePlace place, Exchange<kDimK>& exchange) {
@@ -194,6 +214,9 @@ __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, co
     for (int m = 0; m < RowSlice<kDimK>::kCount; ++m) slice.s[m] = *part_of(m);
   }
   ptx::named_barrier(place.barrier(1), kTeamThreads);  // the state has been read: rows may come to its place
+  if constexpr (Direction::kBack && kKeepsRests<Element>) {
+    project_walked<Element, kDimK, Direction>(p, work, chunk, stage, place, rows, slice);
+  }
   if (walks) walk_row<Element, kDimK, kSlab, Direction>(p, work, chunk, stage, place, rows, slice);
   ptx::named_barrier(place.barrier(2), kTeamThreads);  // rows, for all parts
   tile::Accumulator e[2], o[2];
