@@ -104,7 +104,9 @@ FLASHQLA_DEVICE float row_dot(const ChunkBackwardParams& p, std::int64_t unit, i
 /// <S, dS> over all of V, in all lanes of a warp.
 FLASHQLA_DEVICE float state_dot(const ChunkBackwardParams& p, std::int64_t unit) {
   float sum = 0.0f;
-  for (int at = tile::lane_id(); at < p.dim_v / 16 * kTeam; at += 32) sum += dots_of(p, unit, at / kTeam)[kChunkTokens + at % kTeam];
+  for (int at = tile::lane_id(); at < p.dim_v / 16 * kTeam; at += 32) {
+    sum += dots_of(p, unit, at / kTeam)[kChunkTokens + at % kTeam];
+  }
   return block::warp_total(sum);
 }
 
