@@ -109,7 +109,7 @@ def refuse_peer_options(*, chunk_size: int = 64, cp_context: object = None, head
     if head_first:
         raise ValueError("head_first: only [batch, tokens, heads, ...] is taken; transpose(1, 2) the inputs and o")
     if chunk_size not in (16, 32, 64):
-        raise ValueError(f"chunk_size: expected 16, 32 or 64 (the result does not depend on it), got {chunk_size}")
+        raise ValueError(f"chunk_size: expected 16, 32 or 64 (the result does not depend on it), got {chunk_size!r}")
     if cp_context is not None:
         raise NotImplementedError("cp_context: must be None, context parallelism over several devices does not exist here yet")
 

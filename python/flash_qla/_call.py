@@ -23,7 +23,7 @@ _TYPES = {
     "OutOfMemoryError": torch.OutOfMemoryError,
 }
 _MARKED = re.compile(rf"flashqla:({'|'.join(_TYPES)}): (\w+)(.*)", re.DOTALL)
-_OTHER_SUBJECT = re.compile(r"(memory apart from that of )(\w+)")
+_OTHER_SUBJECT = re.compile(r"(memory apart from that of |a multiple of )(\w+)")
 _SCHEMA_MISMATCH = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'")
 
 # Where the C++ library's names are not those of the Python arguments.

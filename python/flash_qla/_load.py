@@ -33,7 +33,9 @@ def _load() -> Exception | None:
         if _torch_version() < OLDEST_TORCH:
             return ImportError(f"torch {torch.__version__} is too old: 2.10 or newer is needed")
         if not _LIBRARY.is_file():
-            return ImportError(f"{_LIBRARY} does not exist: build it with `make`, or install the package with `pip install .`")
+            return ImportError(
+                f"{_LIBRARY} does not exist: build it with `make build`, or install the package with `pip install .`"
+            )
         torch.ops.load_library(str(_LIBRARY))
         _expect_version(_LIBRARY, torch.ops.flashqla.version())
     except Exception as error:
@@ -51,7 +53,10 @@ def _load_cuda() -> str | None:
     if torch.version.cuda is None:
         return f"the installed torch {torch.__version__} is built without CUDA"
     if not _CUDA_LIBRARY.is_file():
-        return f"{_CUDA_LIBRARY} does not exist: build it with `make` on a machine that has nvcc 12.8 or newer"
+        return (
+            f"{_CUDA_LIBRARY} does not exist: build it with `make build`, or install the package with "
+            "`FLASHQLA_CUDA=1 pip install .`, on a machine that has nvcc 12.8 or newer"
+        )
     try:
         torch.ops.load_library(str(_CUDA_LIBRARY))
         _expect_version(_CUDA_LIBRARY, torch.ops.flashqla.version_for_cuda())

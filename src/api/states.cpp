@@ -97,9 +97,10 @@ void RowBook::check_group(const Group& group, std::int64_t end, const StateArgum
   for (const Write* write = first; write + 1 < last; ++write) {
     if (write[0].row == write[1].row) {
       const Write& later = write[0].origin % 2 > write[1].origin % 2 ? write[0] : write[1];  // of two indices the second
+      const std::int64_t one = write[0].sequence(), other = write[1].sequence();
       invalid(index_of(later), "every row written at most once",
-              "row " + number(write->row) + " for sequence " + number(write[0].sequence()) + " and for sequence " +
-                  number(write[1].sequence()));
+              "row " + number(write->row) + (one == other ? " twice" : " for sequence " + number(one) + " and") +
+                  " for sequence " + number(other));
     }
   }
   if (!initial_state.present() || !same_pool(initial_state, *group.pool)) return;

@@ -1,5 +1,6 @@
 #include "dispatch/choose.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <string_view>
 
@@ -35,6 +36,9 @@ template <class Descriptor>
 [[noreturn]] void refuse_all(std::span<const Implementation* const> table, const Descriptor& descriptor) {
   std::string message = std::string(operation_name(descriptor)) + ": no implementation takes this problem";
   for (const ImplementationReport& answer : report(table, descriptor)) message += "\n  " + answer.name + ": " + answer.reason;
+  const bool on_cuda = descriptor.problem.device.type == DeviceType::cuda;
+  if (on_cuda && std::none_of(table.begin(), table.end(), [](const auto* row) { return row->device == DeviceType::cuda; }))
+    message += "\nThis library was built without kernels for CUDA devices: configure it with -DFLASHQLA_CUDA=ON";
   throw Unsupported(message);
 }
 

@@ -115,6 +115,14 @@ TEST_F(Dispatch, UnknownNameListsAll) {
                             {"FLASHQLA_IMPL=cpu-brod", "cpu-fast", "cpu-narrow", "cpu-empty", "cpu-broad", "other"});
 }
 
+TEST_F(Dispatch, CudaProblemInALibraryWithoutCuda) {
+  ChunkForward descriptor{.problem = small_problem()};
+  descriptor.problem.device = {DeviceType::cuda, 0};
+  expect_throw<Unsupported>(
+      [&] { detail::choose<ChunkForward>(kTable, descriptor); },
+      {"cpu-broad: computes on the CPU only", "built without kernels for CUDA devices", "-DFLASHQLA_CUDA=ON"});
+}
+
 TEST_F(Dispatch, LogGoesToStandardError) {
   const ScopedVariable log("FLASHQLA_LOG", "1");
   testing::internal::CaptureStderr();

@@ -320,7 +320,7 @@ TEST(ValidationTokenStates, FinalStateInTheSamePool) {
   Drafts call({3, 5, 1, 0});
   call.tensors.states.final_state = call.tensors.token_states;
   call.tensors.states.write = call.store.indices<std::int64_t>({7, 0});
-  expect_refused<InvalidArgument>(call, {"expected every row written at most once, got row 0 for sequence 1 and for sequence 1"});
+  expect_refused<InvalidArgument>(call, {"expected every row written at most once, got row 0 twice for sequence 1"});
   call.tensors.states.write = call.store.indices<std::int64_t>({7, 6});
   expect_accepted(call);
 }

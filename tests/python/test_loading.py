@@ -55,7 +55,7 @@ def test_C02_without_a_library_that_loads(tmp_path):
     lines = run_python(CALLS, *map(str, damaged)).splitlines()
     assert len(lines) == 18
     for kind, text in enumerate(
-        ("does not exist: build it with `make`", "libflashqla_torch.so", "this package is 99.0.0: build it again")
+        ("does not exist: build it with `make build`", "libflashqla_torch.so", "this package is 99.0.0: build it again")
     ):
         version, *answers, support = lines[6 * kind : 6 * kind + 6]
         assert version == ("99.0.0" if kind == 2 else flash_qla.__version__)

@@ -80,7 +80,7 @@ def test_three_element_types(function):
 @BOTH
 @pytest.mark.parametrize("heads_qk, heads_v", [(2, 3), (3, 2)])
 def test_A26_head_counts_that_do_not_divide(function, heads_qk, heads_v):
-    with pytest.raises(ValueError, match=rf"heads of v: expected a multiple of heads_qk = {heads_qk}, got {heads_v}"):
+    with pytest.raises(ValueError, match=rf"heads of v: expected a multiple of heads of q and k = {heads_qk}, got {heads_v}"):
         function(**make(Problem(heads_qk=heads_qk, heads_v=heads_v)))
 
 
@@ -175,6 +175,8 @@ def test_C06_low_level_checks():
         chunk_gated_delta_rule_bwd(q, k, v, g, beta, A[..., :32], o)
     with pytest.raises(TypeError, match=r"^A: expected torch.float32"):
         chunk_gated_delta_rule_bwd(q, k, v, g, beta, A.bfloat16(), o)
+    with pytest.raises(ValueError, match=r"^v: expected 4 dimensions"):
+        chunk_gated_delta_rule_bwd(q, k, v[0], g, beta, A, o)
     with pytest.raises(TypeError, match=r"^g: expected float32"):
         chunk_gated_delta_rule_bwd(q, k, v, g.bfloat16(), beta, A, o)
     with pytest.raises(ValueError, match=r"^do: expected shape"):

@@ -180,6 +180,7 @@ def test_what_is_written_has_no_gradient():
         ({"cu_seqlens": None}, ValueError, r"^cu_seqlens: needed unless batch and tokens"),
         ({"cu_seqlens": None, "batch": -1, "tokens": 4}, ValueError, r"^batch: expected at least 0, got -1"),
         ({"cu_seqlens": None, "batch": 1, "tokens": -4}, ValueError, r"^tokens: "),
+        ({"cu_seqlens": None, "batch": 1.5, "tokens": 4}, TypeError, r"^batch: expected int, got float"),
         ({"prefix_lengths": torch.tensor([1, 2])}, ValueError, r"^prefix_lengths: expected shape \[N=1\], got \[2\]"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
@@ -189,9 +190,13 @@ def test_num_checkpoints(wrong, error, text):
         num_checkpoints(**{"states_every": 64, "cu_seqlens": torch.tensor([0, 200]), **wrong})
 
 
-def test_l2norm_of_integers():
+def test_l2norm_of_other_kinds():
     with pytest.raises(TypeError, match=r"^x: expected floating point, got torch.int64"):
         l2norm(torch.tensor([3, 4]))
+    with pytest.raises(TypeError, match=r"^x: expected Tensor, got list"):
+        l2norm([3.0, 4.0])
+    with pytest.raises(TypeError, match=r"^output_dtype: expected floating point, got torch.int32"):
+        l2norm(torch.tensor([3.0, 4.0]), output_dtype=torch.int32)
 
 
 @pytest.mark.parametrize("batch, tokens", [(0, 70), (0, 0), (2, 0)])

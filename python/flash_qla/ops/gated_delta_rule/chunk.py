@@ -87,7 +87,8 @@ def chunk_gated_delta_rule(
         NotImplementedError: the call is legal, but nothing here can run it; the message says why.
         OutOfMemoryError: torch's; results or workspace could not be allocated.
         RuntimeError: when a function compiled by torch.compile runs, for what only the contents of a tensor show (offsets, and
-            rows of a pool): the same message, with the C++ API's names (``read`` for ``read_rows``).
+            rows of a pool): the same message after its type (``flashqla:ValueError: ``), with the C++ API's names (``read`` for
+            ``read_rows``).
 
     Gradients come in the dtype of their inputs, for any of q, k, v, g, beta, initial_state, A_log, dt_bias. Results and
     gradients do not depend on the number of threads, bit for bit. Second derivatives, forward mode, torch.func.grad and
@@ -251,7 +252,7 @@ def chunk_gated_delta_rule_bwd(
         if A.device != k.device:
             raise ValueError(f"A: expected device {k.device} as k, got {A.device}")
         expected = (*v.shape[:3], _TOKENS_PER_CHUNK)
-        if tuple(A.shape) != expected:
+        if v.dim() == 4 and tuple(A.shape) != expected:
             raise ValueError(f"A: expected shape {list(expected)}, got {list(A.shape)}")
         if A.dtype != k.dtype:
             raise TypeError(f"A: expected {k.dtype} as k, got {A.dtype}")

@@ -142,6 +142,8 @@ def num_checkpoints(
         raise ValueError("cu_seqlens: needed unless batch and tokens are given")
     else:
         for name, size in (("batch", batch), ("tokens", tokens)):
+            if not isinstance(size, (int, torch.SymInt)):
+                raise TypeError(f"{name}: expected int, got {type(size).__name__}")
             if size < 0:
                 raise ValueError(f"{name}: expected at least 0, got {size}")
         device = prefix_lengths.device if isinstance(prefix_lengths, Tensor) else None
