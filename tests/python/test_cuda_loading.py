@@ -83,7 +83,7 @@ def test_a_library_that_is_missing_broken_or_old_leaves_the_cpu_alone(tmp_path):
         print(flash_qla.chunk_gated_delta_rule(x, x, x, None, None)[0].shape)
     """
     expected = {
-        "missing": "does not exist: build it with `make` on a machine that has nvcc 12.8 or newer",
+        "missing": "`FLASHQLA_CUDA=1 pip install .`, on a machine that has nvcc 12.8 or newer",
         "broken": "could not be loaded: ",
     }
     for kind, words in expected.items():
