@@ -49,7 +49,9 @@ def chunk_gated_delta_rule_pool(
     Args:
         state_pool: [slots, Hv, K, V]; written.
         read_rows: [N], int32 or int64: slot that each sequence starts from, -1 for zero.
-        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``.
+        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``. Where both are -1 (the
+            default's too) the sequence is padding: its rows of o are zero, its checkpoints have rows but are not kept. To start
+            from zero, name a slot to write.
         states_every: also keep the state after every so many tokens of a sequence, a multiple of 64.
         checkpoints: [rows, Hv, K, V], where they go; written. Default: ``state_pool``, which needs ``checkpoint_rows``.
         checkpoint_rows: [`num_checkpoints`]: row for each of them in the order of sequences and tokens, -1 skips one.
@@ -200,7 +202,9 @@ def recurrent_gated_delta_rule_pool(
     Args:
         state_pool: [slots, Hv, K, V]; written.
         read_rows: [N], int32 or int64: slot that each sequence starts from, -1 for zero; [N, P] with ``accepted``.
-        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``; with ``accepted``, none is written.
+        write_rows: [N]: slot for each last state, -1 for none. Default ``read_rows``; with ``accepted``, none is written. Where
+            both are -1 (the default's too) the sequence is padding: its rows of o are zero, and no state of it is kept. To start
+            from zero, name a slot to write; with ``accepted`` and without ``write_rows`` that is not needed.
         accepted: [N], 1 to P.
         token_states: [rows, Hv, K, V] or [B, T, Hv, K, V], a buffer apart from the pool for the state after every token; written.
             Default: none, or ``state_pool`` with ``token_rows``.
