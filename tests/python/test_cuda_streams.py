@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_cuda import expect_taken, moved, moved_all, skip_without_cuda
+from on_cuda import copy_into, expect_taken, moved, moved_all, skip_without_cuda
 from problems import Problem, make, with_gradients
 from processes import run_python
 
@@ -27,12 +27,6 @@ CYCLES = 100_000_000  # of a kernel that only waits: about 50 ms
 def packed(lengths, seed=0):
     """192 rows in all, some of them past the last offset."""
     return make(Problem(lengths=lengths, slack=192 - sum(lengths), dim_k=64, dim_v=64, dtype=BF16, seed=seed))
-
-
-def copy_into(old, new):
-    for name, x in old.items():
-        if isinstance(x, torch.Tensor):
-            x.copy_(new[name])
 
 
 @BOTH
