@@ -49,11 +49,13 @@ FLASHQLA_DEVICE void take_states(const float* slices, float scale, const FloatGr
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int token = FloatPlace().r + 16 * i;
-    const float decay = shared.decay[token], rest = shared.rest[token], beta = shared.beta[token];
+    const block::TwoFactors decay = shared.decay[token], rest = shared.rest[token];
+    const float beta = shared.beta[token];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float k = row_element(slices, token, j), q = row_element(queries, token, j);
-      const float of_query = scale * decay * reads[i][j], of_key = -decay * reads[4 + i][j], written = rest * writes[i][j];
+      const float of_query = scale * decay.near * reads[i][j] * decay.far, of_key = -decay.near * reads[4 + i][j] * decay.far,
+                  written = rest.near * writes[i][j] * rest.far;
       dots[0][i] = fmaf(of_query, q, dots[0][i]);
       dots[1][i] = fmaf(of_key, k, dots[1][i]);
       dots[2][i] = fmaf(written, k, dots[2][i]);
@@ -140,7 +142,8 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
   sum_from(reads);
   sum_before(writes);
   float states = lane < kFloatGradientThreads / 32 ? shared.state_dots[lane] : 0.0f;
-  states = block::warp_total(states) * shared.decay[kChunkTokens - 1];
+  const block::TwoFactors total = shared.decay[kChunkTokens - 1];
+  states = block::warp_total(states) * total.near * total.far;
   for (int half = 0; half < 2; ++half) {
     d_decay[half] =
         static_cast<double>(states) + writes[half] + reads[half] + static_cast<double>(shared.across[lane + 32 * half]);

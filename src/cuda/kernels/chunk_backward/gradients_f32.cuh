@@ -9,6 +9,7 @@
 //   dg, dbeta                               by one warp
 #pragma once
 
+#include "cuda/block/f32.cuh"
 #include "cuda/kernels/chunk_backward/gate_gradients.cuh"
 #include "cuda/tile/panel.cuh"
 
@@ -22,11 +23,11 @@ struct FloatGradientShared {
   alignas(16) float stages[2][kSlicesOfStage][tile::kSliceFloats];
   alignas(16) float pairs[2][kTriangleFloats];  // dP and dKK
   float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens];
-  float decay[kChunkTokens], rest[kChunkTokens];      // from the chunk's start, to its end
-  float factors[2][kChunkTokens];                     // of L2 normalisation, keys and queries
-  float dots[3][kChunkTokens];                        // q.(dOg S^T), k.(dU S^T), k.(rest e dS^T)
-  float diagonal[kChunkTokens];                       // dV.e
-  float columns[kChunkTokens], across[kChunkTokens];  // sums of flows: of a column without beta, across a token
+  block::TwoFactors decay[kChunkTokens], rest[kChunkTokens];  // from the chunk's start, to its end
+  float factors[2][kChunkTokens];                             // of L2 normalisation, keys and queries
+  float dots[3][kChunkTokens];                                // q.(dOg S^T), k.(dU S^T), k.(rest e dS^T)
+  float diagonal[kChunkTokens];                               // dV.e
+  float columns[kChunkTokens], across[kChunkTokens];          // sums of flows: of a column without beta, across a token
   float state_dots[kFloatGradientThreads / 32];
 };
 
@@ -82,8 +83,8 @@ FLASHQLA_DEVICE void take_gates(const ChunkBackwardParams& p, const PreparedChun
     shared.high[t] = sum.high;
     shared.low[t] = sum.low;
     shared.beta[t] = token[half].beta;
-    shared.decay[t] = exp2f(sum.high) * exp2f(sum.low);
-    shared.rest[t] = block::exp2_difference(all, sum);
+    shared.decay[t] = block::two_factors(sum);
+    shared.rest[t] = block::two_factors(all, sum);
   }
 }
 
@@ -160,9 +161,10 @@ FLASHQLA_DEVICE void multiply_pairs(const ChunkBackwardParams& p, const Prepared
 /// dP and dKK to `pairs`, what flows into the decays between tokens (without beta) to `flows`.
 FLASHQLA_DEVICE void take_pairs(const PairProducts& sums, float scale, FloatGradientShared& shared, float* flows) {
   for_each_pair([&](int i, int j, int row, int column) {
-    const float decay = block::exp2_difference({shared.high[row], shared.low[row]}, {shared.high[column], shared.low[column]});
-    const float of_scores = column <= row ? scale * decay * sums.outputs[i][j] : 0.0f;
-    const float of_keys = column < row ? -decay * sums.values[i][j] : 0.0f;
+    const block::TwoFactors decay =
+        block::two_factors({shared.high[row], shared.low[row]}, {shared.high[column], shared.low[column]});
+    const float of_scores = column <= row ? scale * decay.near * sums.outputs[i][j] * decay.far : 0.0f;
+    const float of_keys = column < row ? -decay.near * sums.values[i][j] * decay.far : 0.0f;
     const int at = tile::triangle_row(row) + column;
     shared.pairs[0][at] = of_scores * shared.beta[column];
     shared.pairs[1][at] = of_keys * shared.beta[column];
@@ -172,19 +174,13 @@ FLASHQLA_DEVICE void take_pairs(const PairProducts& sums, float scale, FloatGrad
   });
 }
 
-/// The sum over the four lanes that share a row or column.
-FLASHQLA_DEVICE float sum_of_four(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 /// Sums of flows over columns, and across every token. Four threads a column, a row, a token.
 FLASHQLA_DEVICE void sum_flows(FloatGradientShared& shared, float* flows) {
   const int own = static_cast<int>(threadIdx.x) / 4, part = static_cast<int>(threadIdx.x) % 4;
   __syncthreads();  // flows, from all
   float column = 0.0f;
   for (int i = own / 16 * 16 + part; i < kChunkTokens; i += 4) column += flows[tile::triangle_row(i) + own];
-  column = sum_of_four(column);
+  column = block::sum_of_four(column);
   if (part == 0) shared.columns[own] = column;
   __syncthreads();  // all have read the flows: they become sums over a row's columns up to each
   float sums[16], before = 0.0f;
@@ -203,7 +199,7 @@ FLASHQLA_DEVICE void sum_flows(FloatGradientShared& shared, float* flows) {
   __syncthreads();  // sums over rows, for all
   float across = 0.0f;
   for (int i = own + part; own > 0 && i < kChunkTokens; i += 4) across += flows[tile::triangle_row(i) + own - 1];
-  across = sum_of_four(across);
+  across = block::sum_of_four(across);
   if (part == 0) shared.across[own] = across;
 }
 
