@@ -33,6 +33,28 @@ struct RetreatPlan {
   }
 };
 
+/// Back: d_values, the gradients of v, from those of o.
+struct WalkBack {
+  using Params = ChunkBackwardParams;
+  static constexpr bool kBack = true, kTakesQueries = true;
+  static FLASHQLA_DEVICE const TokenTensor& values(const Params& p) { return p.d_o; }
+  static FLASHQLA_DEVICE const TokenTensor* kept(const Params& p) { return &p.d_kept_values; }
+  static FLASHQLA_DEVICE const TokenTensor* given(const Params& p) { return p.d_v.data != nullptr ? &p.d_v : nullptr; }
+
+  template <int kSlab>
+  static FLASHQLA_DEVICE float take(const Params& p, const WalkedToken& token, float d_o, const WalkedColumn<kSlab>& column) {
+    const float read = p.scale * token.factor_q * d_o;
+    float dot = 0.0f;
+    column.for_each([&](int k, float& s) {
+      s = fmaf(token.q[k], read, s);
+      dot = fmaf(token.k[k], s, dot);
+    });
+    const float d_v = token.beta * token.factor_k * block::sum_of_four(dot), taken = -token.factor_k * d_v;
+    column.for_each([&](int k, float& s) { s = fmaf(token.k[k], taken, s) * token.decay.near * token.decay.far; });
+    return d_v;
+  }
+};
+
 template <int kSlab>
 FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
                                    const FloatAdvance<kSlab>& shared, FloatSteps<kSlab, RetreatPlan<kSlab>>& steps) {
@@ -41,8 +63,10 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   const std::int64_t row = work.rows.begin + work.rows.position(chunk), index = work.rows.first_chunk + chunk;
   const int tokens = work.rows.tokens(chunk), own = Shared::row() * tile::kPanelStride;
   const float* const unit = float_unit(p, work, chunk);
+  const bool walked = walk_if_far<kSlab, WalkBack>(p, work, chunk, shared, unit);
+  const int stored = walked ? 0 : tokens;
   TokenTile d_o, d_e, d_v;
-  load_tokens<kSlab>(p, work, p.d_o, work.rows.batch, row, tokens, d_o);
+  load_tokens<kSlab>(p, work, p.d_o, work.rows.batch, row, stored, d_o);
   tile::clear(d_e);
 #pragma unroll 1
   for (int panel = 0; panel < shared.panels; panel += 2) {
@@ -53,6 +77,7 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
                                                     Shared::kStride);
   }
   scale_tokens<kSlab>(unit + FloatUnit::kWriteK, d_e);
+  clear_if(walked, d_e);
   leave_tokens<kSlab>(shared.left, d_o);
   const float* stage = steps.next(p, work, shared);
   tile::multiply_lower_transposed(d_e, stage + Shared::row(), shared.left + Shared::column(), Shared::kStride);
@@ -60,8 +85,8 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
   stage = steps.next(p, work, shared);
   tile::clear(d_v);
   tile::multiply_lower_transposed(d_v, stage + Shared::row(), shared.right + Shared::column(), Shared::kStride);
-  store_tokens<kSlab>(p, work, p.d_kept_values, index, 0, kChunkTokens, d_v);
-  if (p.d_v.data != nullptr) store_tokens<kSlab>(p, work, p.d_v, work.rows.batch, row, tokens, d_v);
+  store_tokens<kSlab>(p, work, p.d_kept_values, index, 0, walked ? 0 : kChunkTokens, d_v);
+  if (p.d_v.data != nullptr) store_tokens<kSlab>(p, work, p.d_v, work.rows.batch, row, stored, d_v);
   scale_tokens<kSlab>(unit + FloatUnit::kReadQ, d_o);
   leave_tokens<kSlab>(shared.left, d_o);
   scale_tokens<kSlab>(unit + FloatUnit::kReadK, d_v);
@@ -80,7 +105,8 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
     stage = steps.next(p, work, shared);
     if (panel + place.half >= shared.panels) continue;
     add_updates<kSlab>(place.in(stage), shared.right, sum);
-    update_rows<kSlab>(shared, (panel + place.half) * tile::kPanelColumns + place.first, unit[FloatUnit::kTotal], sum);
+    update_rows<kSlab>(shared, (panel + place.half) * tile::kPanelColumns + place.first, walked ? 1.0f : unit[FloatUnit::kTotal],
+                       sum);
   }
 }
 

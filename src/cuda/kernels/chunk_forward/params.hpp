@@ -42,7 +42,8 @@ struct FloatUnit {
   static constexpr int kReadQ = kReadK + kFactors;   // scale times that decay and the query's factor
   static constexpr int kWriteK = kReadQ + kFactors;  // beta, decay to the chunk's end, key's factor
   static constexpr int kTotal = kWriteK + kFactors;  // decay of the whole chunk
-  static constexpr int kFloats = (kTotal + 1 + 15) / 16 * 16;
+  static constexpr int kLargest = kTotal + 1;        // block::largest_kept
+  static constexpr int kFloats = (kLargest + 1 + 15) / 16 * 16;
 };
 
 /// Of one chunk and value head, [64] each: the sum of the log2 decays up to and with each token, in two parts, and beta.

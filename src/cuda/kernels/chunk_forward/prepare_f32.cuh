@@ -4,7 +4,7 @@
 // and no product of rounded inverses.
 #pragma once
 
-#include "cuda/block/gates.cuh"
+#include "cuda/block/f32.cuh"
 #include "cuda/kernels/chunk_forward/chunk.cuh"
 #include "cuda/tile/panel.cuh"
 
@@ -116,7 +116,10 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     unit[FloatUnit::kReadQ + t] = p.scale * decay * factors[1][t];
     unit[FloatUnit::kWriteK + t] = block::exp2_difference(all, sum) * gates.column[t];
   }
-  if (lane == 0) unit[FloatUnit::kTotal] = exp2f(all.high) * exp2f(all.low);
+  const float largest = block::largest_kept(token, d);
+  if (lane != 0) return;
+  unit[FloatUnit::kTotal] = exp2f(all.high) * exp2f(all.low);
+  unit[FloatUnit::kLargest] = largest;
 }
 
 /// L to shared memory, scores to the unit.
