@@ -2,8 +2,12 @@
 // compares what it got with what the map says. A wrong element is named.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/host/device.hpp"
@@ -182,6 +186,107 @@ void expect_products() {
 TEST(Tile, ProductsOfBothTypes) {
   expect_products<ptx::Bf16>();
   expect_products<ptx::F16>();
+}
+
+// The same in TF32, with A of 11 digits from accumulators: c[0] as it is, c[1] after rounding.
+__global__ void multiply_wide_tiles(const float* a, const float* b, float* c) {
+  using Tile = tile::SharedTile<64, 64>;
+  __shared__ __align__(128) std::byte memory[Tile::kBytes];
+  for (int at = static_cast<int>(threadIdx.x); at < 64 * 64; at += 32) {
+    const int row = at / 64, column = at % 64, place = Tile::offset(row, column / 8) + column % 8 * 2;
+    *reinterpret_cast<ptx::F16*>(memory + place) = static_cast<ptx::F16>(b[at]);
+  }
+  __syncwarp();
+  const Tile right{ptx::shared_address(memory)};
+  const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4 * 2;
+  for (int row = 0; row < 64; row += 16) {
+    for (int column = 0; column < 64; column += 16) {
+      tile::Accumulator plain[2], rounded[2];
+      tile::clear(plain);
+      tile::clear(rounded);
+      for (int k = 0; k < 64; k += 16) {
+        tile::Accumulator x[2];
+        for (int n = 0; n < 2; ++n) {
+          for (int i = 0; i < 4; ++i) x[n].c[i] = a[(row + g + i / 2 * 8) * 64 + k + 8 * n + t + i % 2];
+        }
+        const tile::WideB block = tile::widen(tile::load_b_transposed(right, k, column));
+        tile::multiply(plain[0], plain[1], tile::wide_a(x), block);
+        tile::multiply(rounded[0], rounded[1], tile::to_wide_a(x), block);
+      }
+      for (int n = 0; n < 2; ++n) {
+        for (int i = 0; i < 4; ++i) {
+          const int at = (row + g + i / 2 * 8) * 64 + column + 8 * n + t + i % 2;
+          c[at] = plain[n].c[i];
+          c[64 * 64 + at] = rounded[n].c[i];
+        }
+      }
+    }
+  }
+}
+
+TEST(Tile, ProductsOfTf32) {
+  std::vector<float> a(64 * 64), b(64 * 64), c(2 * 64 * 64);
+  for (int i = 0; i < 64 * 64; ++i) {
+    a[static_cast<std::size_t>(i)] = static_cast<float>(i * 773 % 4095 - 2047);  // 11 digits
+    b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 11 - 5);
+  }
+  float *da = nullptr, *db = nullptr, *dc = nullptr;
+  check(cudaMalloc(&da, a.size() * 4), "memory");
+  check(cudaMalloc(&db, b.size() * 4), "memory");
+  check(cudaMalloc(&dc, c.size() * 4), "memory");
+  check(cudaMemcpy(da, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "copy");
+  check(cudaMemcpy(db, b.data(), b.size() * 4, cudaMemcpyHostToDevice), "copy");
+  check(start_kernel(multiply_wide_tiles, kOneWarp, da, db, dc), "multiply_wide_tiles");
+  check(cudaMemcpy(c.data(), dc, c.size() * 4, cudaMemcpyDeviceToHost), "multiply_wide_tiles");
+  for (std::size_t i = 0; i < 64; ++i) {
+    for (std::size_t j = 0; j < 64; ++j) {
+      float sum = 0;
+      for (std::size_t k = 0; k < 64; ++k) sum += a[i * 64 + k] * b[k * 64 + j];
+      EXPECT_EQ(c[i * 64 + j], sum) << "at " << i << ", " << j;
+      EXPECT_EQ(c[64 * 64 + i * 64 + j], sum) << "rounded, at " << i << ", " << j;
+    }
+  }
+  for (float* memory : {da, db, dc}) check(cudaFree(memory), "free");
+}
+
+__global__ void round_all(const float* x, float* y) { y[threadIdx.x] = ptx::round_tf32(x[threadIdx.x]); }
+
+TEST(Tile, RoundingToTf32) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> x(32, 0.0f), y(32);
+  const std::vector<std::pair<float, float>> pairs = {
+      {1.0f, 1.0f},
+      {1.0f + 0x1p-11f, 1.0f + 0x1p-10f},
+      {1.0f + 0x1p-12f, 1.0f},
+      {-1.0f - 0x1p-11f, -1.0f - 0x1p-10f},
+      {0.0f, 0.0f},
+      {2.0f - 0x1p-12f, 2.0f},
+      {infinity, infinity},
+      {-infinity, -infinity},
+      {nan, nan},
+      {0x1p-126f, 0x1p-126f},
+      {-nan, nan},
+      {0x1.8p100f, 0x1.8p100f},
+  };
+  for (std::size_t i = 0; i < pairs.size(); ++i) x[i] = pairs[i].first;
+  std::memcpy(&x[12], "\xff\xff\xff\x7f", 4);  // what the hardware makes of 0 times infinity
+  float *dx = nullptr, *dy = nullptr;
+  check(cudaMalloc(&dx, 128), "memory");
+  check(cudaMalloc(&dy, 128), "memory");
+  check(cudaMemcpy(dx, x.data(), 128, cudaMemcpyHostToDevice), "copy");
+  check(start_kernel(round_all, kOneWarp, static_cast<const float*>(dx), dy), "round_all");
+  check(cudaMemcpy(y.data(), dy, 128, cudaMemcpyDeviceToHost), "round_all");
+  for (std::size_t i = 0; i <= pairs.size(); ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &y[i], 4);
+    bits &= 0xffffe000u;  // what a product takes
+    float taken;
+    std::memcpy(&taken, &bits, 4);
+    const float expected = i < pairs.size() ? pairs[i].second : nan;
+    EXPECT_TRUE(std::isnan(expected) ? std::isnan(taken) : taken == expected) << x[i] << " became " << taken;
+  }
+  check(cudaFree(dx), "free");
+  check(cudaFree(dy), "free");
 }
 
 // Accumulators as operands: their own transposes, by the maps of ptx/mma.cuh.

@@ -88,21 +88,37 @@ using Row = float __attribute__((vector_size(kN * sizeof(float))));  // of B and
 #define FLASHQLA_FOR_BOTH
 #endif
 
-FLASHQLA_FOR_BOTH void multiply_decoded(const float (&a)[kM * kK], const float (&b)[kK * kN], float (&c)[kM * kN]) {
-  Row rows[kK];
+template <int kDepth>
+[[gnu::always_inline]] inline void multiply_rows(const float* a, const float* b, float* c) {
+  Row rows[kDepth];
   std::memcpy(rows, b, sizeof rows);
   for (int m = 0; m < kM; ++m) {
     Row sum;
     std::memcpy(&sum, c + m * kN, sizeof sum);
-    for (int k = 0; k < kK; ++k) sum += a[m * kK + k] * rows[k];
+    for (int k = 0; k < kDepth; ++k) sum += a[m * kDepth + k] * rows[k];
     std::memcpy(c + m * kN, &sum, sizeof sum);
   }
 }
+FLASHQLA_FOR_BOTH void multiply_16(const float* a, const float* b, float* c) { multiply_rows<16>(a, b, c); }
+FLASHQLA_FOR_BOTH void multiply_8(const float* a, const float* b, float* c) { multiply_rows<8>(a, b, c); }
 FLASHQLA_FOR_BOTH void decode_f16(const std::uint32_t* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = decoded_f16(from[i]);
 }
 FLASHQLA_FOR_BOTH void decode_bf16(const std::uint32_t* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = decoded_bf16(from[i]);
+}
+
+void load_accumulators(const Arguments& arguments, float (&c)[kM * kN]) {
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const int g = lane / 4, t = lane % 4 * 2;
+    for (int i = 0; i < 2; ++i) std::memcpy(c + (g + 8 * i) * kN + t, of<Product>(arguments, lane).c + 2 * i, 2 * sizeof(float));
+  }
+}
+void store_accumulators(const Arguments& arguments, const float (&c)[kM * kN]) {
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const int g = lane / 4, t = lane % 4 * 2;
+    for (int i = 0; i < 2; ++i) std::memcpy(of<Product>(arguments, lane).c + 2 * i, c + (g + 8 * i) * kN + t, 2 * sizeof(float));
+  }
 }
 
 template <bool kF16>
@@ -117,20 +133,32 @@ void multiply_all(const Arguments& arguments) {
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) put(x.a + (g + i % 2 * 8) * kK + t + i / 2 * 8, own.a[i], 1);
     for (int i = 0; i < 2; ++i) put(x.b + (t + 8 * i) * kN + g, own.b[i], kN);
-    for (int i = 0; i < 2; ++i) std::memcpy(x.c + (g + 8 * i) * kN + t, own.c + 2 * i, 2 * sizeof(float));
   }
+  load_accumulators(arguments, x.c);
   float a[kM * kK], b[kK * kN];
   (kF16 ? decode_f16 : decode_bf16)(x.a, kM * kK, a);
   (kF16 ? decode_f16 : decode_bf16)(x.b, kK * kN, b);
-  multiply_decoded(a, b, x.c);
-  for (int lane = 0; lane < kWarpLanes; ++lane) {
-    const int g = lane / 4, t = lane % 4 * 2;
-    for (int i = 0; i < 2; ++i) {
-      std::memcpy(of<Product>(arguments, lane).c + 2 * i, x.c + (g + 8 * i) * kN + t, 2 * sizeof(float));
-    }
-  }
+  multiply_16(a, b, x.c);
+  store_accumulators(arguments, x.c);
 }
 constexpr Operation kMultiplyBf16{"mma of bf16", multiply_all<false>}, kMultiplyF16{"mma of f16", multiply_all<true>};
+
+constexpr int kWideK = 8;
+void multiply_wide(const Arguments& arguments) {
+  float a[kM * kWideK], b[kWideK * kN];
+  alignas(32) float c[kM * kN];
+  const auto cut = [](std::uint32_t bits) { return std::bit_cast<float>(bits & 0xffffe000u); };
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    const Product& own = of<Product>(arguments, lane);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) a[(g + i % 2 * 8) * kWideK + t + i / 2 * 4] = cut(own.a[i]);
+    for (int i = 0; i < 2; ++i) b[(t + 4 * i) * kN + g] = cut(own.b[i]);
+  }
+  load_accumulators(arguments, c);
+  multiply_8(a, b, c);
+  store_accumulators(arguments, c);
+}
+constexpr Operation kMultiplyWide{"mma of TF32", multiply_wide};
 
 struct Shuffled {
   Shuffle kind;
@@ -179,6 +207,10 @@ void multiply_bf16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
 void multiply_f16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
   Product arguments{c, a, {b0, b1}};
   meet(kMultiplyF16, &arguments);
+}
+void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  Product arguments{c, a, {b0, b1}};
+  meet(kMultiplyWide, &arguments);
 }
 
 void shuffle(Shuffle kind, std::uint32_t mask, void* value, std::size_t bytes, int by) {

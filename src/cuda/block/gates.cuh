@@ -2,6 +2,7 @@
 // two floats: decays of -20 and more a token add up to thousands, of which neighbouring tokens differ by little.
 #pragma once
 
+#include "cuda/ptx/exponential.cuh"
 #include "cuda/views/views.cuh"
 #include "flashqla/problem.hpp"
 
@@ -74,15 +75,21 @@ struct TokenGates {
   double log_decay;  // natural
   float beta;
 };
-/// Of token `token` of the chunk of `tokens` tokens whose first is row `row`; past the end nothing decays and nothing is written.
+/// Of token `token` of the chunk of `tokens` tokens whose first is row `row`, with what load_gates says of it; past the end
+/// nothing decays and nothing is written.
 FLASHQLA_DEVICE TokenGates token_gates(const OperationParams& p, std::int64_t batch, std::int64_t row, std::int32_t head,
-                                       int token, int tokens) {
+                                       int token, int tokens, const RawGates& raw) {
   if (token >= tokens) return {0.0, 0.0f};
-  const RawGates raw = load_gates(p, batch, row + token, head);
   if (p.gate != Gate::cumulative) return {raw.log_decay(p), raw.strength(p)};
   double decay = raw.g;  // sums of these differences are what was given
   if (token > 0) decay -= static_cast<double>(load_scalar(p.g.data, p.g.dtype, offset_of(p.g, batch, row + token - 1, head)));
   return {decay < kLeastDecay ? kLeastDecay : decay, raw.strength(p)};
+}
+
+FLASHQLA_DEVICE TokenGates token_gates(const OperationParams& p, std::int64_t batch, std::int64_t row, std::int32_t head,
+                                       int token, int tokens) {
+  if (token >= tokens) return {0.0, 0.0f};
+  return token_gates(p, batch, row, head, token, tokens, load_gates(p, batch, row + token, head));
 }
 
 /// A number as the sum of two floats.
@@ -97,6 +104,11 @@ FLASHQLA_DEVICE TwoFloats split(double x) {
 /// 2^(a - b).
 FLASHQLA_DEVICE float exp2_difference(const TwoFloats& a, const TwoFloats& b) {
   return exp2f((a.high - b.high) + (a.low - b.low));
+}
+
+/// The same, 0 where it is below 2^-126.
+FLASHQLA_DEVICE float exp2_flushing(const TwoFloats& a, const TwoFloats& b) {
+  return ptx::exp2_flushing((a.high - b.high) + (a.low - b.low));
 }
 
 /// The sum over the 32 lanes of a warp, in all of them.
@@ -150,9 +162,12 @@ FLASHQLA_DEVICE DecaySums decay_sums(const TokenGates& first, const TokenGates& 
   DecaySums d;
   d.sums[0] = warp_sums(first.log_decay * kLog2E);
   d.sums[1] = warp_sums(second.log_decay * kLog2E) + __shfl_sync(0xffffffffu, d.sums[0], 31);
-  double lowest[2] = {warp_minima(d.sums[0]), warp_minima(d.sums[1])};  // up to and with each token
-  lowest[1] = fmin(lowest[1], __shfl_sync(0xffffffffu, lowest[0], 31));
-  for (int half = 0; half < 2; ++half) d.rises[half] = ceil(d.sums[half] - lowest[half]);
+  d.rises[0] = d.rises[1] = 0.0;
+  if (!__all_sync(0xffffffffu, first.log_decay <= 0.0 && second.log_decay <= 0.0)) {
+    double lowest[2] = {warp_minima(d.sums[0]), warp_minima(d.sums[1])};  // up to and with each token
+    lowest[1] = fmin(lowest[1], __shfl_sync(0xffffffffu, lowest[0], 31));
+    for (int half = 0; half < 2; ++half) d.rises[half] = ceil(d.sums[half] - lowest[half]);
+  }
   d.all = __shfl_sync(0xffffffffu, d.sums[1], 31);
   return d;
 }

@@ -1,7 +1,7 @@
 // (I + L)^-1 of a strictly lower triangular 64 x 64 matrix by a block of four warps, in 16 x 16 blocks:
 //   T_ii by forward substitution in f32;  T_ij = T_ii sum_{j<=k<i} (-L_ik) T_kj for i > j, with f32 sums of products of f16, each
 //   operand rounded or (kParts = 2) as the sum of two.
-// Warp w has row w of the blocks of L in its accumulators and solves for column w of the blocks of T, so that one barrier is
+// Warp w has row w of the blocks of L in its accumulators and solves for a column of the blocks of T, so that one barrier is
 // needed in between. No power of L is ever formed: with repeated keys those grow like binomial coefficients and leave nothing of
 // an f16.
 #pragma once
@@ -19,11 +19,10 @@ struct StoredParts {
   uint4 part[kParts][32];
 };
 
-/// What the warps of a block exchange for one matrix.
+/// What the warps of a block exchange for one matrix, beside their scratch.
 template <int kParts>
 struct InverseExchange {
   StoredParts<kParts> minus_lower[6];  // -L_ij of i > j, numbered i (i - 1) / 2 + j
-  StoredParts<kParts> diagonal[4];     // T_ii
 };
 
 template <int kParts>
@@ -52,19 +51,22 @@ FLASHQLA_DEVICE PartsB<kParts> to_parts_b(const tile::Accumulator& left, const t
 }
 
 /// c += a b, but for the product of the second parts.
-template <int kParts>
-FLASHQLA_DEVICE void multiply(tile::Accumulator (&c)[2], const PartsA<kParts>& a, const PartsB<kParts>& b) {
+template <int kPartsA, int kPartsB>
+FLASHQLA_DEVICE void multiply(tile::Accumulator (&c)[2], const PartsA<kPartsA>& a, const PartsB<kPartsB>& b) {
   tile::multiply<ptx::F16>(c[0], c[1], a.part[0], b.part[0]);
-  if constexpr (kParts == 2) {
-    tile::multiply<ptx::F16>(c[0], c[1], a.part[1], b.part[0]);
-    tile::multiply<ptx::F16>(c[0], c[1], a.part[0], b.part[1]);
-  }
+  if constexpr (kPartsA == 2) tile::multiply<ptx::F16>(c[0], c[1], a.part[1], b.part[0]);
+  if constexpr (kPartsB == 2) tile::multiply<ptx::F16>(c[0], c[1], a.part[0], b.part[1]);
 }
 
-/// A warp's own memory.
+/// What a warp has of kMatrices matrices (1 or 2) that are inverted together: its diagonal blocks. Others read T_ii.
+template <int kParts, int kMatrices>
 struct InverseScratch {
-  alignas(128) std::byte tiles[2][tile::SharedTile<16, 16>::kBytes];  // T_ii in parts
-  alignas(16) float lower[kInverseBlock * kInverseStride];            // L_ii, zero on the diagonal and above
+  using Tile = tile::SharedTile<16, 16>;
+  alignas(128) std::byte solved[kMatrices][kParts][Tile::kBytes];  // T_ii in parts, transposed
+  // L_ii, zero on the diagonal and above; four more, so that two matrices' rows fall on different banks.
+  alignas(16) float lower[kMatrices][kInverseBlock * kInverseStride + 4];
+
+  FLASHQLA_DEVICE Tile tile_of(int matrix, int part) const { return {ptx::shared_address(solved[matrix][part])}; }
 };
 
 template <int kParts>
@@ -86,21 +88,21 @@ FLASHQLA_DEVICE PartsA<kParts> load_parts(const StoredParts<kParts>& from) {
   return parts;
 }
 
-/// T_ii of this warp's row of blocks from scratch.lower: into the exchange, as right operand, and rounded as the right operand
-/// that is its transpose (B[k][n] = T[n][k]).
-template <int kParts>
-FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, InverseExchange<kParts>& exchange, PartsB<kParts>& plain,
-                                     tile::FragmentB& transposed) {
+/// T_ii of this warp's row of blocks from scratch.lower, to scratch.solved. A lane has a column: with two matrices each half of
+/// the warp solves for one, else both for the same.
+template <int kParts, int kMatrices>
+FLASHQLA_DEVICE void invert_diagonal(InverseScratch<kParts, kMatrices>& scratch) {
   using Tile = tile::SharedTile<16, 16>;
-  const int lane = tile::lane_id(), column = lane % 16, warp = static_cast<int>(threadIdx.x) / 32;
-  __syncwarp();            // scratch.lower, from all lanes
-  float x[kInverseBlock];  // both halves of the warp solve for the same columns
+  const int column = tile::lane_id() % 16, matrix = kMatrices == 2 ? tile::lane_id() / 16 : 0;
+  const float* const lower = scratch.lower[matrix];
+  __syncwarp();  // scratch.lower, from all lanes
+  float x[kInverseBlock];
 #pragma unroll
   for (int i = 0; i < kInverseBlock; ++i) {
     float sums[4] = {column == i ? 1.0f : 0.0f, 0.0f, 0.0f, 0.0f};  // four chains of additions, not one
 #pragma unroll
     for (int m = 0; m < i; m += 4) {
-      const float4 l = *reinterpret_cast<const float4*>(scratch.lower + i * kInverseStride + m);
+      const float4 l = *reinterpret_cast<const float4*>(lower + i * kInverseStride + m);
       sums[0] = fmaf(-l.x, x[m], sums[0]);
       if (m + 1 < i) sums[1] = fmaf(-l.y, x[m + 1], sums[1]);
       if (m + 2 < i) sums[2] = fmaf(-l.z, x[m + 2], sums[2]);
@@ -109,48 +111,68 @@ FLASHQLA_DEVICE void invert_diagonal(InverseScratch& scratch, InverseExchange<kP
     x[i] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 #pragma unroll
-  for (int i = 0; i < kInverseBlock; ++i) {
-    const int at = Tile::offset(i, column / 8) + column % 8 * 2;
-    const ptx::F16 rounded = __float2half_rn(x[i]);
-    if (lane < 16) {  // half of the warp writes one part, the other half the other
-      *reinterpret_cast<ptx::F16*>(scratch.tiles[0] + at) = rounded;
-    } else if (kParts == 2) {
-      *reinterpret_cast<ptx::F16*>(scratch.tiles[1] + at) = __float2half_rn(x[i] - __half2float(rounded));
+  for (int piece = 0; piece < 2; ++piece) {
+    std::uint32_t pairs[kParts][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = x[8 * piece + 2 * i], second = x[8 * piece + 2 * i + 1];
+      pairs[0][i] = ptx::pack_pair<ptx::F16>(first, second);
+      if constexpr (kParts == 2) {
+        const float2 rounded = ptx::unpack_pair<ptx::F16>(pairs[0][i]);
+        pairs[1][i] = ptx::pack_pair<ptx::F16>(first - rounded.x, second - rounded.y);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const std::uint32_t(&p)[4] = pairs[part];
+      *reinterpret_cast<uint4*>(scratch.solved[matrix][part] + Tile::offset(column, piece)) = {p[0], p[1], p[2], p[3]};
     }
   }
-  __syncwarp();  // the tiles, for the fragments
-  PartsA<kParts> own;
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const Tile part{ptx::shared_address(scratch.tiles[i])};
-    own.part[i] = tile::load_a(part, 0, 0);
-    plain.part[i] = tile::load_b_transposed(part, 0, 0);
-  }
-  store_parts(exchange.diagonal[warp], own);
-  transposed = tile::load_b(Tile{ptx::shared_address(scratch.tiles[0])}, 0, 0);
+  __syncwarp();  // T_ii, for the warp's own fragments
 }
 
-/// Blocks T_ij of this warp's column below the diagonal, after a barrier: store(i, T_ij) takes each as two accumulators.
-template <int kParts, class Store>
-FLASHQLA_DEVICE void solve_block_column(const InverseExchange<kParts>& exchange, const PartsB<kParts>& diagonal,
-                                        const Store& store) {
-  const int column = static_cast<int>(threadIdx.x) / 32;
-  PartsB<kParts> solved[3];  // T_kj for k = j, j + 1, ...
-  solved[0] = diagonal;
+/// T_ii as left operand (of any warp, after a barrier), as right operand, and, its first part, as the right operand that is its
+/// transpose (B[k][n] = T[n][k]).
+template <int kParts, int kMatrices>
+FLASHQLA_DEVICE PartsA<kParts> diagonal_left(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
+  PartsA<kParts> a;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) a.part[i] = tile::load_c_transposed(scratch.tile_of(matrix, i), 0, 0);
+  return a;
+}
+template <int kPartsB, int kParts, int kMatrices>
+FLASHQLA_DEVICE PartsB<kPartsB> diagonal_right(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
+  static_assert(kPartsB <= kParts);
+  PartsB<kPartsB> b;
+#pragma unroll
+  for (int i = 0; i < kPartsB; ++i) b.part[i] = tile::load_b(scratch.tile_of(matrix, i), 0, 0);
+  return b;
+}
+template <int kParts, int kMatrices>
+FLASHQLA_DEVICE tile::FragmentB diagonal_transposed(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
+  return tile::load_b_transposed(scratch.tile_of(matrix, 0), 0, 0);
+}
+
+/// Blocks T_ij of column j on and below the diagonal, after a barrier: column[m] = T_(j+m)j. `scratch`: of all warps.
+/// store(i, T_ij) takes those below as two accumulators.
+template <int kParts, int kPartsB, int kMatrices, class Store>
+FLASHQLA_DEVICE void solve_block_column(const InverseExchange<kParts>& exchange, const InverseScratch<kParts, kMatrices>* scratch,
+                                        int matrix, int j, const Store& store, PartsB<kPartsB> (&column)[4]) {
+  column[0] = diagonal_right<kPartsB>(scratch[j], matrix);
 #pragma unroll
   for (int below = 1; below < 4; ++below) {
-    const int i = column + below;
+    const int i = j + below;
     if (i >= 4) break;
     tile::Accumulator sum[2], t[2];
     tile::clear(sum);
 #pragma unroll
     for (int k = 0; k < below; ++k) {
-      multiply(sum, load_parts(exchange.minus_lower[i * (i - 1) / 2 + column + k]), solved[k]);
+      multiply(sum, load_parts(exchange.minus_lower[i * (i - 1) / 2 + j + k]), column[k]);
     }
     tile::clear(t);
-    multiply(t, load_parts(exchange.diagonal[i]), to_parts_b<kParts>(sum[0], sum[1]));
+    multiply(t, diagonal_left(scratch[i], matrix), to_parts_b<kPartsB>(sum[0], sum[1]));
     store(i, t);
-    if (below < 3) solved[below] = to_parts_b<kParts>(t[0], t[1]);
+    column[below] = to_parts_b<kPartsB>(t[0], t[1]);
   }
 }
 

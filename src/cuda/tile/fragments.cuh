@@ -159,4 +159,58 @@ FLASHQLA_DEVICE FragmentB to_b_transposed(const Accumulator& left, const Accumul
            ptx::pack_pair<Element>(left.c[2], left.c[3]), ptx::pack_pair<Element>(right.c[2], right.c[3])}};
 }
 
+/// The same operands in TF32: f32 of which a product takes 11 digits, with the range of f32.
+struct WideA {
+  float a[2][4];  // of two accumulators side by side c0, c2, c1, c3: columns 2 t and 2 t + 1 are the hardware's t and t + 4
+};
+struct WideB {
+  float2 b[4];  // FragmentB's pairs
+};
+
+/// Of numbers that are TF32.
+FLASHQLA_DEVICE WideA wide_a(const Accumulator (&x)[2]) {
+  WideA a;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.a[n][i % 2 * 2 + i / 2] = x[n].c[i];
+  }
+  return a;
+}
+/// Of any, rounded.
+FLASHQLA_DEVICE WideA to_wide_a(const Accumulator (&x)[2]) {
+  WideA a;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a.a[n][i % 2 * 2 + i / 2] = ptx::round_tf32(x[n].c[i]);
+  }
+  return a;
+}
+/// What a product leaves out of A's digits.
+FLASHQLA_DEVICE WideA rest_of_cut(const WideA& a) {
+  WideA rest;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rest.a[n][i] = a.a[n][i] - __uint_as_float(__float_as_uint(a.a[n][i]) & 0xffffe000u);
+  }
+  return rest;
+}
+
+/// Exact.
+FLASHQLA_DEVICE WideB widen(const FragmentB& b) {
+  return {{ptx::unpack_pair<ptx::F16>(b.b[0]), ptx::unpack_pair<ptx::F16>(b.b[1]), ptx::unpack_pair<ptx::F16>(b.b[2]),
+           ptx::unpack_pair<ptx::F16>(b.b[3])}};
+}
+
+/// c0 (columns 0-7), c1 (columns 8-15) += A B.
+FLASHQLA_DEVICE void multiply(Accumulator& c0, Accumulator& c1, const WideA& a, const WideB& b) {
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    ptx::mma_m16n8k8_tf32(c0.c, a.a[n], b.b[n].x, b.b[n].y);
+    ptx::mma_m16n8k8_tf32(c1.c, a.a[n], b.b[2 + n].x, b.b[2 + n].y);
+  }
+}
+
 }  // namespace flashqla::cuda::tile

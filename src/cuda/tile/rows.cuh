@@ -13,16 +13,17 @@ struct GlobalRows {
   int rows, columns;  // that exist; a tile has zeros past them
 };
 
-/// Starts the copy of a tile with all `kThreads` threads of the block: the caller commits and waits. Rows begin at multiples of
-/// 16 bytes and columns are a multiple of 8.
+/// Starts the copy of a tile with `kThreads` threads, of which this is number `thread`: the caller commits and waits. Rows begin
+/// at multiples of 16 bytes and columns are a multiple of 8.
 template <int kThreads, int kRows, int kColumns>
-FLASHQLA_DEVICE void copy_rows_async(const SharedTile<kRows, kColumns>& tile, const GlobalRows& from) {
+FLASHQLA_DEVICE void copy_rows_async(const SharedTile<kRows, kColumns>& tile, const GlobalRows& from,
+                                     unsigned thread = threadIdx.x) {
   constexpr int kPieces = SharedTile<kRows, kColumns>::kRowPieces;
   static_assert(kRows * kPieces % kThreads == 0, "every thread copies as many pieces as any other");
   const auto* first = static_cast<const std::byte*>(from.first);
 #pragma unroll
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
-    const int at = i * kThreads + static_cast<int>(threadIdx.x), row = at / kPieces, piece = at % kPieces;
+    const int at = i * kThreads + static_cast<int>(thread), row = at / kPieces, piece = at % kPieces;
     const bool there = row < from.rows && piece * kPieceElements < from.columns;
     const std::byte* source = there ? first + (row * from.stride + piece * kPieceElements) * 2 : first;
     ptx::cp_async_16_or_zeros(tile.piece(row, piece), source, there);
@@ -38,14 +39,14 @@ struct RowCursor {
   const std::byte* from;
   std::int64_t row_bytes;
 
-  FLASHQLA_DEVICE RowCursor(const void* first, std::int64_t stride) : row_bytes(stride * 2) {
-    from = static_cast<const std::byte*>(first) + static_cast<int>(threadIdx.x) / kPieces * row_bytes +
-           static_cast<int>(threadIdx.x) % kPieces * kPieceBytes;
+  FLASHQLA_DEVICE RowCursor(const void* first, std::int64_t stride, unsigned thread = threadIdx.x) : row_bytes(stride * 2) {
+    from = static_cast<const std::byte*>(first) + thread / kPieces * row_bytes + thread % kPieces * kPieceBytes;
   }
   /// Where the thread's first piece of a tile lies, in bytes.
-  static FLASHQLA_DEVICE std::uint32_t place() {
-    const int row = static_cast<int>(threadIdx.x) / kPieces, piece = static_cast<int>(threadIdx.x) % kPieces;
-    return static_cast<std::uint32_t>(SharedTile<kRows, kColumns>::offset(row, piece));
+  static FLASHQLA_DEVICE std::uint32_t place(unsigned thread = threadIdx.x) {
+    const unsigned row = thread / kPieces;
+    if constexpr (kPieces < 8) return static_cast<std::uint32_t>(SharedTile<kRows, kColumns>::offset(row, thread % kPieces));
+    return (thread ^ row % 8) * kPieceBytes;  // the same: rows follow each other, and so do their pieces
   }
   /// To the tile of which `to` is the address of the thread's first piece.
   FLASHQLA_DEVICE void copy(std::uint32_t to) {
@@ -64,10 +65,10 @@ struct RowCursor {
 
 /// The same for rows anywhere, through the registers: done when it returns (a barrier is needed besides). `memory`: the tile.
 template <int kThreads, int kRows, int kColumns>
-FLASHQLA_DEVICE void copy_rows(std::byte* memory, const GlobalRows& from) {
+FLASHQLA_DEVICE void copy_rows(std::byte* memory, const GlobalRows& from, unsigned thread = threadIdx.x) {
   using Tile = SharedTile<kRows, kColumns>;
   const auto* first = static_cast<const std::uint16_t*>(from.first);
-  for (int at = static_cast<int>(threadIdx.x); at < kRows * kColumns; at += kThreads) {
+  for (int at = static_cast<int>(thread); at < kRows * kColumns; at += kThreads) {
     const int row = at / kColumns, column = at % kColumns;
     const bool there = row < from.rows && column < from.columns;
     *reinterpret_cast<std::uint16_t*>(memory + Tile::offset(row, column / kPieceElements) + column % kPieceElements * 2) =

@@ -2,10 +2,10 @@
 // of work, units, roundings and exchanges (chunk_forward/{shared,advance}.cuh). With dS the gradient of the state after the
 // chunk:
 //
-//   de^T = write_k o (dS^T K^T) + (rise o dO^T) scores         [V x 64]      dE^T = de^T solve        dV = strength o dE
+//   de^T = write_k o (dS^T K^T)      [V x 64]      dE^T = de^T solve + (rise o dO^T) answers        dV = strength o dE
 //   dS^T = total dS^T - (read_k o dE^T) K + (read_q o dO^T) Q
 //
-// What scores and solve hold for a token, later tokens of its chunk contribute to: parts wait for those after them.
+// What answers and solve hold for a token, later tokens of its chunk contribute to: parts wait for those after them.
 #pragma once
 
 #include "cuda/kernels/chunk_backward/dots.cuh"
@@ -13,66 +13,56 @@
 
 namespace flashqla::cuda {
 
-/// The block of a triangle as B[i][j].
-FLASHQLA_DEVICE tile::FragmentB load_block_turned(const std::byte* unit, int triangle, int block_i, int block_j) {
-  const tile::FragmentB b = load_block(unit, triangle, block_i, block_j);
-  return {
-      {ptx::movmatrix_trans(b.b[0]), ptx::movmatrix_trans(b.b[2]), ptx::movmatrix_trans(b.b[1]), ptx::movmatrix_trans(b.b[3])}};
-}
-
-/// Where a lane's 16 bytes of a left operand made of a part's dO lie: where that dO was.
-template <class Values>
-FLASHQLA_DEVICE uint4& given_place(std::byte* values, const LanePlace& place, int part) {
-  const int lane = tile::lane_id(), row = part * kPartTokens + lane % kPartTokens;
-  return *reinterpret_cast<uint4*>(values + Values::offset(row, 2 * place.tile + lane / kPartTokens));
-}
-
-/// What the own tokens' dO gives, for the team: (rise o dO)^T for the products with scores, its rows divided by their scales; and
-/// (read_q o dO)^T for the update of dS, in two parts. It needs no state.
-template <class Element, int kDimK, class Values>
-FLASHQLA_DEVICE void leave_given(std::byte* values, const std::byte* unit, const LanePlace& place,
-                                 ExchangeBothWays<kDimK>& exchange) {
-  const tile::FragmentA d =
-      tile::load_c_transposed(Values{ptx::shared_address(values)}, place.tile * kTileRows, place.part * kPartTokens);
-  tile::Accumulator risen[2], read[2];
+/// Rows of V of a part's tokens of dO^T, [V x tokens], in the order of two accumulators.
+template <class Element, class Values>
+FLASHQLA_DEVICE void load_given(const Values& values, const LanePlace& place, int part, tile::Accumulator (&rows)[2]) {
+  const tile::FragmentA d = tile::load_c_transposed(values, place.tile * kTileRows, part * kPartTokens);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float2 upper = ptx::unpack_pair<Element>(d.a[2 * half]), lower = ptx::unpack_pair<Element>(d.a[2 * half + 1]);
-    risen[half] = read[half] = {{upper.x, upper.y, lower.x, lower.y}};
-    scale_columns(risen[half], column_factors(unit, ChunkUnit::kRise, 2 * place.part + half));
+    rows[half] = {{upper.x, upper.y, lower.x, lower.y}};
+  }
+}
+
+/// (read_q o dO)^T of the own tokens for the update of dS, in two parts, for the team. It needs no state.
+template <class Element, int kDimK, class Values>
+FLASHQLA_DEVICE void leave_given(const Values& values, const std::byte* unit, const LanePlace& place,
+                                 ExchangeBothWays<kDimK>& exchange) {
+  tile::Accumulator read[2];
+  load_given<Element>(values, place, place.part, read);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
     scale_columns(read[half], column_factors(unit, ChunkUnit::kReadQ, 2 * place.part + half));
   }
-  float scale[2];
-  scales_of_rows(risen, scale);
-  const tile::FragmentA given = pack_rows(scale, risen);
-  __syncwarp();  // all lanes have dO, whose place this takes
-  given_place<Values>(values, place, place.part) = {given.a[0], given.a[1], given.a[2], given.a[3]};
-  leave_scales(exchange.given_scales[place.part], scale);
   const tile::FragmentA left = tile::to_a<Element>(read[0], read[1]);
   store_left(exchange.given_left[place.part], left);
   store_left(exchange.given_rest[place.part], tile::rest_of<Element>(read[0], read[1], left));
 }
 
-/// de, which holds dS^T K^T, becomes write_k o that + (rise o dO^T) scores, of the own tokens' columns.
-template <class Values, int kTeamTiles, class Team>
-FLASHQLA_DEVICE void take_scores(std::byte* values, const std::byte* unit, const Team* exchange, const LanePlace& place,
-                                 tile::Accumulator (&de)[kTeamTiles][2]) {
+/// d_e = (rise o dO)^T answers, of the own tokens' columns. It needs no state. `rise` is powers of two: exact.
+template <class Element, class Values, int kTeamTiles>
+FLASHQLA_DEVICE void begin_answers(const Values& values, const std::byte* unit, const LanePlace& place,
+                                   tile::Accumulator (&d_e)[kTeamTiles][2]) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float2 factors = column_factors(unit, ChunkUnit::kWriteK, 2 * place.part + half);
-#pragma unroll
-    for (int t = 0; t < kTeamTiles; ++t) scale_columns(de[t][half], factors);
-  }
+  for (int t = 0; t < kTeamTiles; ++t) tile::clear(d_e[t]);
 #pragma unroll
   for (int part = kTeam - 1; part >= 0; --part) {
     if (part < place.part) break;
-    const tile::FragmentB b = load_block_turned(unit, ChunkUnit::kScores, part, place.part);
+    tile::WideB b = tile::widen(load_block_turned(unit, ChunkUnit::kAnswers, part, place.part));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // rows of the block are the part's tokens
+      const float2 rise = column_factors(unit, ChunkUnit::kRise, 2 * part + half);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        float2& pair = b.b[2 * n + half];
+        pair = {pair.x * rise.x, pair.y * rise.y};
+      }
+    }
 #pragma unroll
     for (int t = 0; t < kTeamTiles; ++t) {
-      float scale[2];
-      take_scales(exchange[t].given_scales[part], scale);
-      const uint4 given = given_place<Values>(values, place.in_tile(t), part);
-      add_product({{given.x, given.y, given.z, given.w}}, b, scale, de[t]);
+      tile::Accumulator given[2];
+      load_given<Element>(values, place.in_tile(t), part, given);
+      tile::multiply(d_e[t][0], d_e[t][1], tile::wide_a(given), b);
     }
   }
 }
@@ -92,22 +82,20 @@ FLASHQLA_DEVICE void store_f32_rows(const ChunkBackwardParams& p, const AdvanceW
   }
 }
 
-/// dE of the own tokens for the gradient products, and dV to the caller's rows. With growth dE is 2^h dV (HeadGates): what the
-/// decays between tokens make of dV ranges less.
-template <class Element>
+/// dE of the own tokens for the gradient products, and dV to the caller's rows: by store(dV) if they are of the inputs' type.
+/// With growth dE is 2^h dV (HeadGates): what the decays between tokens make of dV ranges less.
+template <class Store>
 FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
-                                           const LanePlace& place, const std::byte* unit, std::byte* memory,
-                                           tile::Accumulator (&d_e)[2]) {
-  float scale[2];
-  scales_of_rows(d_e, scale);
-  keep_rows<false>(p.d_kept, p, work, chunk, place, pack_rows(scale, d_e), scale, d_e);
+                                           const LanePlace& place, const std::byte* unit, tile::Accumulator (&d_e)[2],
+                                           const Store& store) {
+  keep_rows<false>(p.d_kept, p, work, chunk, place, d_e);
   if (p.d_v.data == nullptr) return;
 #pragma unroll
   for (int n = 0; n < 2; ++n) scale_columns(d_e[n], column_factors(unit, ChunkUnit::kStrength, 2 * place.part + n));
   if (p.d_v.dtype == DType::f32) {
     store_f32_rows(p, work, p.d_v, place, chunk, d_e);
   } else {
-    store_rows<Element>(p, work, p.d_v, place, chunk, memory, d_e);
+    store(d_e);
   }
 }
 
@@ -115,20 +103,14 @@ FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const A
 struct Retreat {
   using Params = ChunkBackwardParams;
   static constexpr bool kBack = true;
-  /// From the caller's rows: what the stage had has given way (leave_given).
-  template <class Element, int kSlab>
-  static FLASHQLA_DEVICE float value(const Params& p, const AdvanceWork& work, std::int64_t chunk, const std::byte*, int token,
-                                     int column) {
-    const int v = work.first_v + column;
-    if (token >= work.rows.tokens(chunk) || v >= p.dim_v) return 0.0f;
-    const std::int64_t row = work.rows.begin + work.rows.position(chunk) + token;
-    return load_scalar(p.d_o.data, p.d_o.dtype, offset_of(p.d_o, work.rows.batch, row, work.head) + v);
-  }
   template <class Element>
   static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
                                      const std::byte* unit, std::byte* memory, tile::Accumulator (&d_e)[2],
                                      const tile::Accumulator (&)[2]) {
-    store_value_gradients<Element>(p, work, chunk, place, unit, memory, d_e);
+    store_value_gradients(p, work, chunk, place, unit, d_e, [&](const tile::Accumulator(&d_v)[2]) {
+      put_together<Element>(memory, place, d_v);
+      store_piece<Element>(p, work, p.d_v, place, chunk, memory);
+    });
   }
   static FLASHQLA_DEVICE void projected(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
                                         const tile::Accumulator (&products)[2]) {
@@ -136,12 +118,13 @@ struct Retreat {
   }
 };
 
-template <class Element, int kDimK, int kTeamTiles, class Shared>
-FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
-                                   typename Shared::Stage& stage, Shared& shared, const LanePlace& place,
+template <class Element, int kDimK, int kTeamTiles, class Shared, class LoadNext>
+FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWork& work, std::int32_t chunk,
+                                   const typename Shared::Stage& stage, Shared& shared, const LanePlace& place,
+                                   const RowWriter<Element, -1>& writer, const LoadNext& load_next,
                                    StatePart<kDimK> (&state)[kTeamTiles]) {
-  using Values = typename Shared::Values;
   auto* const exchange = shared.exchange + place.tile;
+  const typename Shared::Values values{ptx::shared_address(stage.values)};
   KeptErrors errors[kTeamTiles];
   if constexpr (kKeepsRests<Element>) {
 #pragma unroll
@@ -152,38 +135,53 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
 #pragma unroll
   for (int t = 0; t < kTeamTiles; ++t) {
     keep_state<false>(p.d_kept, p, work, chunk, place.in_tile(t), state[t]);
-    leave_given<Element, kDimK, Values>(stage.values, stage.unit, place.in_tile(t), exchange[t]);
+    leave_given<Element>(values, stage.unit, place.in_tile(t), exchange[t]);
   }
-  tile::Accumulator de[kTeamTiles][2], d_e[kTeamTiles][2], none[kTeamTiles][2];
+  tile::Accumulator de[kTeamTiles][2], d_e[kTeamTiles][2], none[kTeamTiles][2], seen[kTeamTiles][2];
+  begin_answers<Element>(values, stage.unit, place, d_e);
   project_tokens<Element, kDimK, false>(stage, exchange, place, state, de, none);
+  const Least least = least_of(stage.unit, ChunkUnit::kLeastBack);
   if constexpr (kKeepsRests<Element>) {
 #pragma unroll
     for (int t = 0; t < kTeamTiles; ++t) dot_rows(p, work, chunk, place.in_tile(t), errors[t], de[t]);
   }
-  take_scores<Values>(stage.values, stage.unit, exchange, place, de);
-  float scale[kTeamTiles][2];
-  const auto solve = [&](int part) { return load_block_turned(stage.unit, ChunkUnit::kSolve, part, place.part); };
-  const unsigned lost = solve_part<Element, -1>(exchange, stage.unit, place, state, de, solve, d_e, scale);
 #pragma unroll
   for (int t = 0; t < kTeamTiles; ++t) {
-    leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kReadK, -1.0f, d_e[t]);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      scale_columns(de[t][n], column_factors(stage.unit, ChunkUnit::kWriteK, 2 * place.part + n));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) seen[t][n].c[i] = fabsf(de[t][n].c[i]) + fabsf(d_e[t][n].c[i]);
+    }
   }
-  ptx::named_barrier(place.barrier(2), kTeamThreads);  // updates, for the team
+  const unsigned lost =
+      solve_part<Element, -1, false, kDigitsOf<Element, true>>(exchange, stage.unit, least, place, state, de, seen, d_e, none);
+  load_next();  // by the warps that have had the least to do
+  Update own[kTeamTiles];
+#pragma unroll
+  for (int t = 0; t < kTeamTiles; ++t) {
+    own[t] = leave_updates<Element, kDimK>(exchange[t], place, stage.unit, ChunkUnit::kReadK, -1.0f, d_e[t]);
+  }
+  const auto keys = quarter_addresses<kDimK>(stage.keys, place), queries = quarter_addresses<kDimK>(stage.queries, place);
   const auto finish = [&](auto left_out) {
-    update_with_keys<Element>(stage, place, exchange, left_out, state);
-    update_state<Element>(
-        QuarterAddresses<kDimK>(typename Shared::Rows{ptx::shared_address(stage.queries)}, place), left_out,
-        [&](int t, int part) { return stored_left(exchange[t].given_left[part]); },
-        [&](int t, int part) { return stored_left(exchange[t].given_rest[part]); }, state);
+    begin_update<Element>(stage, keys, place, left_out, own, state);
+    ptx::named_barrier(place.barrier(2), kTeamThreads);  // updates, for the team
+    finish_update<Element>(keys, place, exchange, left_out, state);
+    const auto given = [&](int t, int part) -> Update {
+      return {stored_left(exchange[t].given_left[part]), stored_left(exchange[t].given_rest[part])};
+    };
+    add_updates<0, Element>(queries, place, left_out, given, state);
 #pragma unroll
     for (int t = 0; t < kTeamTiles; ++t) {
       if (left_out.has(t)) continue;
-      store_value_gradients<Element>(p, work, chunk, place.in_tile(t), stage.unit, exchange[t].output[place.part], d_e[t]);
+      store_value_gradients(p, work, chunk, place.in_tile(t), stage.unit, d_e[t], [&](const tile::Accumulator(&d_v)[2]) {
+        writer.store(p, work, p.d_v, place.in_tile(t), t, chunk, exchange[t].output[place.part], d_v);
+      });
     }
   };
   if (lost == 0) return finish(TileSet<true>{0});
-  leave_lost(lost, exchange, place, state);
   finish(TileSet<false>{lost});
+  leave_lost(lost, exchange, place, state);
   walk_lost<Element, Shared::kSlab, Retreat>(p, work, chunk, stage, lost, exchange, place, state);
 }
 
@@ -196,8 +194,10 @@ FLASHQLA_DEVICE void retreat_sequence(const ChunkBackwardParams& p, const Advanc
   StatePart<kDimK> state[kTeamTiles];
 #pragma unroll
   for (int t = 0; t < kTeamTiles; ++t) load_state<kDimK>(p, work, place.in_tile(t), p.d_final_state, read, state[t]);
-  walk_chunks<Element, -1>(p, work, p.d_o, shared, [&](std::int64_t chunk, Stage& stage) {
-    retreat_chunk<Element, kDimK>(p, work, chunk, stage, shared, place, state);
+  RowWriter<Element, -1> writer(p, work, p.d_v, place, work.rows.chunks() - 1, Shared::kSlab);
+  walk_chunks<Element, -1>(p, work, place, p.d_o, shared, [&](std::int32_t chunk, const Stage& stage, const auto& load_next) {
+    retreat_chunk<Element, kDimK>(p, work, chunk, stage, shared, place, writer, load_next, state);
+    writer.move();
   });
   if (p.d_initial_state.data == nullptr) return;
 #pragma unroll

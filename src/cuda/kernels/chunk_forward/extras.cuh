@@ -15,7 +15,7 @@ struct ExtrasShared {
   static constexpr int kParts = 2;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   alignas(128) std::byte rows[Rows::kBytes];
-  block::InverseScratch scratch[kPrepareWarps];
+  block::InverseScratch<kParts, 1> scratch[kPrepareWarps];
   block::InverseExchange<kParts> exchange;
   float factors[kChunkTokens], beta[kChunkTokens];
 };
@@ -81,7 +81,7 @@ FLASHQLA_DEVICE void strengthen_products(const tile::Accumulator (&kk)[8], Extra
       const float x = -shared.beta[i] * shared.factors[i] * shared.factors[j] * kk[2 * block_j + at / 4].c[at % 4];
       lower[at / 4].c[at % 4] = j < i ? x : 0.0f;
       if (block_j == warp) {
-        float* const scratch = shared.scratch[warp].lower;
+        float* const scratch = shared.scratch[warp].lower[0];
         scratch[(i - 16 * warp) * block::kInverseStride + j - 16 * block_j] = -lower[at / 4].c[at % 4];
       }
     }
@@ -102,10 +102,9 @@ template <int kDimK>
 FLASHQLA_DEVICE void invert_products(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head,
                                      ExtrasShared<kDimK>& shared) {
   const int column = static_cast<int>(threadIdx.x) / 32, lane = tile::lane_id();
-  block::PartsB<2> diagonal;
-  tile::FragmentB transposed;
-  block::invert_diagonal(shared.scratch[column], shared.exchange, diagonal, transposed);
-  __syncthreads();  // the exchange, for columns of blocks
+  block::invert_diagonal(shared.scratch[column]);
+  const block::PartsB<2> diagonal = block::diagonal_right<2>(shared.scratch[column], 0);
+  __syncthreads();  // the exchange and diagonal blocks, for columns of blocks
   const auto store_block = [&](int block_i, const tile::Accumulator(&t)[2]) {
     for (int at = 0; at < 8; ++at) {
       const int i = 16 * block_i + lane / 4 + at % 4 / 2 * 8, j = 16 * column + at / 4 * 8 + lane % 4 * 2 + at % 2;
@@ -120,7 +119,8 @@ FLASHQLA_DEVICE void invert_products(const ChunkForwardParams& p, const Prepared
     store_inverse(p, chunk, head, i, j, high.x + low.x);
     store_inverse(p, chunk, head, i + 1, j, high.y + low.y);
   }
-  block::solve_block_column(shared.exchange, diagonal, store_block);
+  block::PartsB<2> blocks[4];
+  block::solve_block_column(shared.exchange, shared.scratch, 0, column, store_block, blocks);
 }
 
 /// Rows past the last offset, 64 a block past the last chunk.

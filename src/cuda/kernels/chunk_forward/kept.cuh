@@ -5,7 +5,6 @@
 
 #include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_forward/states.cuh"
-#include "cuda/ptx/pairs.cuh"
 
 namespace flashqla::cuda {
 
@@ -70,36 +69,33 @@ FLASHQLA_DEVICE void keep_state(const KeptChunks& kept, const OperationParams& p
   }
 }
 
-/// The warp's 16 rows of V by 16 tokens, as a left operand [V x tokens] whose rows have been divided by `scale`: left divided by
-/// the largest scale. kRests: with what rounding leaves of `x`, the rows as they are.
+/// The warp's 16 rows of V by 16 tokens. kRests: with what rounding leaves of them.
 template <bool kRests>
 FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
-                               const LanePlace& place, const tile::FragmentA& rows, const float (&scale)[2],
-                               const tile::Accumulator (&x)[2]) {
+                               const LanePlace& place, const tile::Accumulator (&x)[2]) {
   const int tiles_v = p.dim_v / 16, tile_v = work.first_v / kTileRows + place.tile, lane = tile::lane_id();
-  float largest = fmaxf(scale[0], scale[1]);
+  float largest = 0.0f;
 #pragma unroll
-  for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n].c[i]));
+  }
+  const float power = block::power_above(block::warp_largest_positive(largest)), inverse = block::inverse_power(power);
   if (tile_v >= tiles_v) return;
-  const int log = power_log(largest);
-  const std::uint32_t less[2] = {half_powers(power_log(scale[0]) - log), half_powers(power_log(scale[1]) - log)};
   const std::int64_t block = (unit_number(p, work, chunk) * kTeam + place.part) * tiles_v + tile_v;
   std::uint32_t a[4], rests[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const std::uint32_t rounded = ptx::multiply_f16_pairs(rows.a[i], less[i % 2]);
+    const float* const two = x[i / 2].c + i % 2 * 2;
+    const std::uint32_t rounded = ptx::pack_pair<ptx::F16>(two[0] * inverse, two[1] * inverse);
     a[i] = ptx::movmatrix_trans(rounded);
-    if constexpr (kRests) {
-      const float inverse = block::inverse_power(largest);
-      const float* const two = x[i / 2].c + i % 2 * 2;
-      rests[i] = rest_of_pair(two[0] * inverse, two[1] * inverse, rounded);
-    }
+    if constexpr (kRests) rests[i] = rest_of_pair(two[0] * inverse, two[1] * inverse, rounded);
   }
   *reinterpret_cast<uint4*>(kept.rows + block * 512 + lane * 16) = {a[0], a[2], a[1], a[3]};
   if constexpr (kRests) {
     *reinterpret_cast<uint4*>(kept.row_rests + block * 512 + lane * 16) = {rests[0], rests[1], rests[2], rests[3]};
   }
-  if (lane == 0) kept.row_powers[block] = static_cast<std::int16_t>(log);
+  if (lane == 0) kept.row_powers[block] = power_log(power);
 }
 
 }  // namespace flashqla::cuda

@@ -16,15 +16,16 @@ struct ChunkUnit {
   static constexpr int kTriangleBytes = kBlocks * 512;
   static constexpr int kFactors = 64;
   // Bytes from the unit's start.
-  static constexpr int kSolve = 0;                         // e = solve (strength o v - read_k o (K S))
-  static constexpr int kScores = kTriangleBytes;           // O = read_q o (Q S) + rise o (scores e)
+  static constexpr int kSolve = 0;                         // e = solve E, E = strength o v - read_k o (K S)
+  static constexpr int kAnswers = kTriangleBytes;          // scores solve: O = read_q o (Q S) + rise o (answers E)
   static constexpr int kStrength = 2 * kTriangleBytes;     // f32 [64]: 1, with growth 2^-h (HeadGates)
   static constexpr int kReadK = kStrength + 4 * kFactors;  // strength, decay since the chunk's start, key's factor
   static constexpr int kReadQ = kReadK + 4 * kFactors;     // scale times that decay and the query's factor
-  static constexpr int kRise = kReadQ + 4 * kFactors;      // what the rows of scores have been divided by, with growth times 2^h
-  static constexpr int kWriteK = kRise + 4 * kFactors;     // beta, decay to the chunk's end, key's factor, with growth times 2^h
-  static constexpr int kTotal = kWriteK + 4 * kFactors;    // f32: decay of the whole chunk
-  static constexpr int kPrecise = kTotal + 4;              // f32: not 0 where K S needs more than the rounded state
+  static constexpr int kRise =
+      kReadQ + 4 * kFactors;  // a power of two: what rows of scores have been divided by, with growth times 2^h
+  static constexpr int kWriteK = kRise + 4 * kFactors;   // beta, decay to the chunk's end, key's factor, with growth times 2^h
+  static constexpr int kTotal = kWriteK + 4 * kFactors;  // f32: decay of the whole chunk
+  static constexpr int kPrecise = kTotal + 4;            // f32: not 0 where K S needs more than the rounded state
   // f32: what has to get through the chunk of its tokens' largest error, to its end and (of gradients) to its start, or it is
   // walked token by token; 0 where decays are so weak that enough does.
   static constexpr int kLeastForth = kPrecise + 4, kLeastBack = kLeastForth + 4;

@@ -1,6 +1,6 @@
 // The part of chunk_forward that knows no state, for all chunks at once: one block of 128 threads a chunk and q/k head. With
 // Gam_ij = the decay between tokens j and i (i >= j), and everything normalised on the way if asked for:
-//   L = stril(Gam_ij k_i.k_j beta_j),  solve = (I + L)^-1,  scores = tril(scale Gam_ij q_i.k_j beta_j)
+//   L = stril(Gam_ij k_i.k_j beta_j),  solve = (I + L)^-1,  scores = tril(scale Gam_ij q_i.k_j beta_j),  answers = scores solve
 // and the factors of rows, to a ChunkUnit. K K^T and Q K^T are made once and stay in the accumulators for all value heads of the
 // group: warp w has their rows 16 w to 16 w + 15.
 #pragma once
@@ -14,12 +14,15 @@
 namespace flashqla::cuda {
 
 inline constexpr int kPrepareThreads = 128, kPrepareWarps = 4;
+inline constexpr int kHeadsTogether = 2;  // whose triangles are inverted together
 
-/// Of the inverse's operands: the bounds of f16 tensors are a quarter of those of bf16.
+/// Of L and the diagonal blocks of its inverse in the products that make the others. With one, keys that repeat and beta near 2
+/// leave the inverse 1.6e-2 off (tests/cuda/test_inverse.cu).
+inline constexpr int kInverseParts = 2;
+/// Of what is solved for in these products and that with scores, and of scores: the bounds of f16 tensors are a quarter of those
+/// of bf16.
 template <class Element>
-inline constexpr int kInverseParts = 1;
-template <>
-inline constexpr int kInverseParts<ptx::F16> = 2;
+inline constexpr int kSolvedParts = std::is_same_v<Element, ptx::F16> ? 2 : 1;
 
 /// A token with beta |k|^2 near 2 reflects the state instead of contracting it, and an error in it is never forgotten. A chunk
 /// whose mean of beta |k|^2, weighted with itself, is above this is precise.
@@ -34,26 +37,34 @@ inline constexpr float kFarDecay = 115.0f, kLeastOfState = 0x1p-99f;
 /// Sums of log2 decays of a value head's tokens, and factors of columns. Where there is growth, sums are lowered by h, a whole
 /// number above the rise since the lowest sum so far: then no 2^(sum_i - sum_j) with i >= j exceeds 2, and what is taken away
 /// comes back as 2^h in the factors of rows. Without growth h is 0.
-struct HeadGates {
+struct alignas(16) HeadGates {  // pairs are read at once
   float high[kChunkTokens], low[kChunkTokens];
   float column[kChunkTokens];  // beta over beta_power, times what L2 normalisation multiplies the key by
   float beta_power;            // above the largest beta
 };
 
+/// What needs no keys, of a value head: made while they are on their way. Each lane reads what it has written.
+struct TokenSums {
+  float high[kChunkTokens], low[kChunkTokens];  // sums of log2 decays
+  float rise[kChunkTokens], beta[kChunkTokens];
+};
+
 /// Shared memory of prepare_chunks. The keys and queries are gone when the first head's memory is written.
 template <class Element, int kDimK>
 struct PrepareShared {
-  static constexpr int kParts = kInverseParts<Element>;
+  static constexpr int kParts = kInverseParts;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   struct Heads {
-    block::InverseScratch scratch[kPrepareWarps];
-    block::InverseExchange<kParts> exchange[2];  // of one value head and the next
-    HeadGates gates[kPrepareWarps];              // of as many value heads as there are warps
+    block::InverseScratch<kParts, kHeadsTogether> scratch[kPrepareWarps];
+    block::InverseExchange<kParts> exchange[kHeadsTogether];
+    block::StoredParts<kSolvedParts<Element>> scores[kHeadsTogether][ChunkUnit::kBlocks];
+    HeadGates gates[kPrepareWarps];  // of as many value heads as there are warps
   };
   union {
     alignas(128) std::byte rows[2][Rows::kBytes];  // keys, queries
     alignas(128) Heads heads;
   };
+  TokenSums sums[kPrepareWarps];
   float factors[2][kChunkTokens];  // what L2 normalisation multiplies keys and queries by
   float squares[kChunkTokens];     // |k|^2 as the operation takes the keys
   float rises[kChunkTokens];       // a power of two above each row of scale Q K^T
@@ -92,24 +103,49 @@ FLASHQLA_DEVICE void row_factors(PrepareShared<Element, kDimK>& shared, const Ch
   });
 }
 
-/// Gates of one value head by one warp, two tokens a lane, and the factors of its unit.
+/// Sums of one value head by one warp, two tokens a lane.
+FLASHQLA_DEVICE void sum_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head, TokenSums& to) {
+  const int lane = tile::lane_id();
+  block::RawGates raw[2];  // all loads before anything waits for one
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = lane + 32 * half;  // past the end: the last one's, not used
+    raw[half] = block::load_gates(p, chunk.batch, chunk.token + (token < chunk.tokens ? token : chunk.tokens - 1), head);
+  }
+  const auto gates = [&](int half) {
+    return block::token_gates(p, chunk.batch, chunk.token, head, lane + 32 * half, chunk.tokens, raw[half]);
+  };
+  const block::TokenGates first = gates(0), second = gates(1);
+  const block::DecaySums d = block::decay_sums(first, second);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const block::TwoFloats sum = block::split(d.sums[half]);
+    const int token = lane + 32 * half;
+    to.high[token] = sum.high;
+    to.low[token] = sum.low;
+    to.rise[token] = static_cast<float>(d.rises[half]);
+    to.beta[token] = half == 0 ? first.beta : second.beta;
+  }
+}
+
+/// Gates of one value head by one warp, from its sums, and the factors of its unit.
 template <class Element, int kDimK>
 FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedChunk& chunk, std::int32_t head,
-                                   const PrepareShared<Element, kDimK>& shared, HeadGates& gates, std::byte* unit) {
+                                   const TokenSums& sums, const PrepareShared<Element, kDimK>& shared, HeadGates& gates,
+                                   std::byte* unit) {
   const int lane = tile::lane_id();
-  const block::TokenGates first = block::token_gates(p, chunk.batch, chunk.token, head, lane, chunk.tokens),
-                          second = block::token_gates(p, chunk.batch, chunk.token, head, lane + 32, chunk.tokens);
-  const block::DecaySums d = block::decay_sums(first, second);
-  const block::TwoFloats all = block::split(d.all);
-  const float beta_power = block::power_above(block::warp_largest(fmaxf(fabsf(first.beta), fabsf(second.beta))));
+  const float beta_power =
+      block::power_above(block::warp_largest_positive(fmaxf(fabsf(sums.beta[lane]), fabsf(sums.beta[lane + 32]))));
+  const block::TwoFloats all{__shfl_sync(0xffffffffu, sums.high[lane + 32], 31),
+                             __shfl_sync(0xffffffffu, sums.low[lane + 32], 31)};
   float strength = 0.0f, squares = 0.0f, reads = 0.0f, writes = 0.0f, lowest = 0.0f, highest = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
-    const double rise = d.rises[half];
-    const float power = exp2f(static_cast<float>(rise)), inverse = exp2f(static_cast<float>(-rise));
-    const block::TwoFloats sum = block::split(d.sums[half]), lowered = block::split(d.sums[half] - rise);
-    const float beta = half == 0 ? first.beta : second.beta, own = beta * shared.squares[token];
+    const float rise = sums.rise[token], power = exp2f(rise), inverse = exp2f(-rise);
+    const block::TwoFloats sum{sums.high[token], sums.low[token]};
+    const block::TwoFloats lowered = block::split(static_cast<double>(sum.high) + sum.low - rise);
+    const float beta = sums.beta[token], own = beta * shared.squares[token];
     gates.high[token] = lowered.high;
     gates.low[token] = lowered.low;
     const float decay = exp2f(sum.high) * exp2f(sum.low), factor_k = shared.factors[0][token];
@@ -138,10 +174,10 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
   const bool precise = p.kept.states != nullptr;
   strength = block::warp_total(strength);
   squares = block::warp_total(squares);
-  const float fall = block::warp_largest(-lowest) + block::warp_largest(highest),
+  const float fall = block::warp_largest_positive(fabsf(lowest)) + block::warp_largest_positive(fabsf(highest)),
               least = fall > kMostDecay ? kLeastThrough : 0.0f;
-  reads = block::warp_largest(reads);
-  writes = block::warp_largest(writes);
+  reads = block::warp_largest_positive(reads);
+  writes = block::warp_largest_positive(writes);
   if (lane == 0) {
     gates.beta_power = beta_power;
     *reinterpret_cast<float*>(unit + ChunkUnit::kLeastForth) = least * writes;
@@ -152,68 +188,131 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
   }
 }
 
-/// From this warp's rows of K K^T and Q K^T: -L to the exchange and L_ii to the scratch, `scores` to the unit.
-template <class Element, int kDimK>
-FLASHQLA_DEVICE void gate_products(const PrepareShared<Element, kDimK>& shared, const HeadGates& gates, float scale,
-                                   const tile::Accumulator (&kk)[8], const tile::Accumulator (&qk)[8],
-                                   block::InverseExchange<kInverseParts<Element>>& exchange, block::InverseScratch& scratch,
-                                   std::byte* unit) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = tile::lane_id();
-#pragma unroll
-  for (int block_j = 0; block_j < 4; ++block_j) {
-    if (block_j > warp) break;
-    tile::Accumulator scores[2], lower[2];
-#pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {  // rows g and g + 8
-      const int i = 16 * warp + lane / 4 + 8 * upper;
-      const block::TwoFloats sum_i{gates.high[i], gates.low[i]};
-      const float factor_l = -gates.beta_power * shared.factors[0][i],
-                  factor_s = scale * shared.factors[1][i] * block::inverse_power(shared.rises[i]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int j = 16 * block_j + 8 * half + lane % 4 * 2 + c, at = 2 * upper + c;
-          const float decay = block::exp2_difference(sum_i, {gates.high[j], gates.low[j]}) * gates.column[j];
-          lower[half].c[at] = j < i ? factor_l * decay * kk[2 * block_j + half].c[at] : 0.0f;
-          scores[half].c[at] = j <= i ? factor_s * decay * qk[2 * block_j + half].c[at] : 0.0f;
-        }
-      }
-    }
-    const int number = warp * (warp + 1) / 2 + block_j;
-    const tile::FragmentB packed = tile::to_b_transposed<ptx::F16>(scores[0], scores[1]);
-    *reinterpret_cast<uint4*>(unit + ChunkUnit::kScores + number * 512 + lane * 16) = {packed.b[0], packed.b[1], packed.b[2],
-                                                                                       packed.b[3]};
-    if (block_j < warp) {
-      block::store_parts(exchange.minus_lower[warp * (warp - 1) / 2 + block_j],
-                         block::to_parts_a<kInverseParts<Element>>(lower[0], lower[1]));
-      continue;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        float* const to = scratch.lower + (lane / 4 + 8 * upper) * block::kInverseStride + 8 * half + lane % 4 * 2;
-        *reinterpret_cast<float2*>(to) = {-lower[half].c[2 * upper], -lower[half].c[2 * upper + 1]};
-      }
-    }
-  }
-}
-
 FLASHQLA_DEVICE void store_block(std::byte* unit, int triangle, int block_i, int block_j, const tile::FragmentB& b) {
   const int number = block_i * (block_i + 1) / 2 + block_j;
   *reinterpret_cast<uint4*>(unit + triangle + number * 512 + tile::lane_id() * 16) = {b.b[0], b.b[1], b.b[2], b.b[3]};
 }
 
-/// `solve`, this warp's column of blocks, to the unit.
-template <int kParts>
-FLASHQLA_DEVICE void store_solve(const block::InverseExchange<kParts>& exchange, const block::PartsB<kParts>& diagonal,
-                                 const tile::FragmentB& transposed, std::byte* unit) {
-  const int column = static_cast<int>(threadIdx.x) / 32;
-  store_block(unit, ChunkUnit::kSolve, column, column, transposed);
-  block::solve_block_column(exchange, diagonal, [&](int i, const tile::Accumulator(&t)[2]) {
-    store_block(unit, ChunkUnit::kSolve, i, column, tile::to_b_transposed<ptx::F16>(t[0], t[1]));
-  });
+/// The two rows of a block that a lane has: what multiplies them in -L and in scores; and so that what a decay from the warp's
+/// first token to them does, for blocks off the diagonal.
+struct RowFactors {
+  float lower[2], scores[2], lower_decayed[2], scores_decayed[2];
+};
+template <class Element, int kDimK>
+FLASHQLA_DEVICE RowFactors row_factors_of(const PrepareShared<Element, kDimK>& shared, const HeadGates& gates, float scale) {
+  const int first = 16 * (static_cast<int>(threadIdx.x) / 32);
+  const block::TwoFloats sum_first{gates.high[first], gates.low[first]};
+  RowFactors f;
+#pragma unroll
+  for (int upper = 0; upper < 2; ++upper) {  // rows g and g + 8
+    const int i = first + tile::lane_id() / 4 + 8 * upper;
+    const float decay = block::exp2_flushing({gates.high[i], gates.low[i]}, sum_first);
+    f.lower[upper] = -gates.beta_power * shared.factors[0][i];
+    f.scores[upper] = scale * shared.factors[1][i] * block::inverse_power(shared.rises[i]);
+    f.lower_decayed[upper] = f.lower[upper] * decay;
+    f.scores_decayed[upper] = f.scores[upper] * decay;
+  }
+  return f;
+}
+
+/// Blocks of -L and scores below the diagonal. The decay between two tokens is that from the column's to the warp's first token
+/// times that from there to the row's: neither exceeds 2.
+FLASHQLA_DEVICE void gate_below(const HeadGates& gates, const RowFactors& rows, int block_j, const tile::Accumulator* kk,
+                                const tile::Accumulator* qk, tile::Accumulator (&lower)[2], tile::Accumulator (&scores)[2]) {
+  const int first = 16 * (static_cast<int>(threadIdx.x) / 32);
+  const block::TwoFloats sum_first{gates.high[first], gates.low[first]};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int j = 16 * block_j + 8 * half + tile::lane_id() % 4 * 2;
+    const float2 high = *reinterpret_cast<const float2*>(gates.high + j), low = *reinterpret_cast<const float2*>(gates.low + j),
+                 column = *reinterpret_cast<const float2*>(gates.column + j);
+    const float factors[2] = {column.x * block::exp2_flushing(sum_first, {high.x, low.x}),
+                              column.y * block::exp2_flushing(sum_first, {high.y, low.y})};
+#pragma unroll
+    for (int at = 0; at < 4; ++at) {
+      lower[half].c[at] = kk[half].c[at] * factors[at % 2] * rows.lower_decayed[at / 2];
+      scores[half].c[at] = qk[half].c[at] * factors[at % 2] * rows.scores_decayed[at / 2];
+    }
+  }
+}
+
+/// The block on the diagonal: zeros above it, and on it in -L.
+FLASHQLA_DEVICE void gate_diagonal(const HeadGates& gates, const RowFactors& rows, const tile::Accumulator* kk,
+                                   const tile::Accumulator* qk, tile::Accumulator (&lower)[2], tile::Accumulator (&scores)[2]) {
+  const int first = 16 * (static_cast<int>(threadIdx.x) / 32), row = tile::lane_id() / 4, column = tile::lane_id() % 4 * 2;
+#pragma unroll
+  for (int upper = 0; upper < 2; ++upper) {
+    const int i = row + 8 * upper;
+    const block::TwoFloats sum_i{gates.high[first + i], gates.low[first + i]};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int j = 8 * half + column + c, at = 2 * upper + c;
+        const float decay = block::exp2_flushing(sum_i, {gates.high[first + j], gates.low[first + j]}) * gates.column[first + j];
+        lower[half].c[at] = j < i ? rows.lower[upper] * decay * kk[half].c[at] : 0.0f;
+        scores[half].c[at] = j <= i ? rows.scores[upper] * decay * qk[half].c[at] : 0.0f;
+      }
+    }
+  }
+}
+
+/// From this warp's rows of K K^T and Q K^T: -L and scores for all warps, L_ii to the scratch; `matrix` of those inverted
+/// together.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void gate_products(PrepareShared<Element, kDimK>& shared, const HeadGates& gates, float scale,
+                                   const tile::Accumulator (&kk)[8], const tile::Accumulator (&qk)[8], int matrix) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = tile::lane_id();
+  const RowFactors rows = row_factors_of(shared, gates, scale);
+#pragma unroll
+  for (int block_j = 0; block_j < 4; ++block_j) {
+    if (block_j > warp) break;
+    tile::Accumulator scores[2], lower[2];
+    if (block_j < warp) {
+      gate_below(gates, rows, block_j, kk + 2 * block_j, qk + 2 * block_j, lower, scores);
+      block::store_parts(shared.heads.exchange[matrix].minus_lower[warp * (warp - 1) / 2 + block_j],
+                         block::to_parts_a<kInverseParts>(lower[0], lower[1]));
+    } else {
+      gate_diagonal(gates, rows, kk + 2 * block_j, qk + 2 * block_j, lower, scores);
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {  // a pair of columns of a row each
+        const tile::Accumulator& half = lower[at % 2];
+        float* const to = shared.heads.scratch[warp].lower[matrix] + (lane / 4 + 8 * (at / 2)) * block::kInverseStride +
+                          8 * (at % 2) + lane % 4 * 2;
+        *reinterpret_cast<float2*>(to) = {-half.c[at / 2 * 2], -half.c[at / 2 * 2 + 1]};
+      }
+    }
+    block::store_parts(shared.heads.scores[matrix][warp * (warp + 1) / 2 + block_j],
+                       block::to_parts_a<kSolvedParts<Element>>(scores[0], scores[1]));
+  }
+}
+
+/// `solve` and `answers`, a column of blocks, to the unit, after a barrier. The first columns are the most work: a warp has of
+/// two matrices two that together are as much as any other warp's.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void store_solve(const PrepareShared<Element, kDimK>& shared, int matrix, std::byte* unit) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, j = matrix == 0 ? warp : kPrepareWarps - 1 - warp;
+  const auto& scratch = shared.heads.scratch;
+  store_block(unit, ChunkUnit::kSolve, j, j, block::diagonal_transposed(scratch[j], matrix));
+  block::PartsB<kSolvedParts<Element>> solve[4];
+  block::solve_block_column(
+      shared.heads.exchange[matrix], scratch, matrix, j,
+      [&](int i, const tile::Accumulator(&t)[2]) {
+        store_block(unit, ChunkUnit::kSolve, i, j, tile::to_b_transposed<ptx::F16>(t[0], t[1]));
+      },
+      solve);
+#pragma unroll
+  for (int below = 0; below < 4; ++below) {
+    const int i = j + below;
+    if (i >= 4) break;
+    tile::Accumulator answers[2];
+    tile::clear(answers);
+#pragma unroll
+    for (int l = 0; l <= below; ++l) {
+      block::multiply(answers, block::load_parts(shared.heads.scores[matrix][i * (i + 1) / 2 + j + l]), solve[l]);
+    }
+    store_block(unit, ChunkUnit::kAnswers, i, j, tile::to_b_transposed<ptx::F16>(answers[0], answers[1]));
+  }
 }
 
 }  // namespace flashqla::cuda

@@ -2,8 +2,32 @@
 #pragma once
 
 #include "cuda/kernels/chunk_forward/prepare.cuh"
+#include "cuda/ptx/streaming.cuh"
 
 namespace flashqla::cuda {
+
+/// What the block so many blocks after this one will load, roughly: by then the second-level cache has it. A few microseconds
+/// on a large card: much later, and the units on their way out have displaced it.
+inline constexpr std::int64_t kBlocksAhead = 160;
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void ask_ahead(const ChunkForwardParams& p, const PreparedChunk& chunk) {
+  const std::int64_t first = chunk.token + kBlocksAhead / p.heads_qk * kChunkTokens;
+  if (first + kChunkTokens > p.sequences.tokens) return;
+  constexpr int kLine = 128, kLines = kDimK * 2 / kLine;  // of a row
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int at = thread; at < kChunkTokens * kLines; at += kPrepareThreads) {
+    const int column = at % kLines * kLine / 2;
+    if (column >= p.dim_k) continue;
+    for (const TokenTensor* x : {&p.k, &p.q}) {
+      ptx::prefetch(static_cast<const Element*>(x->data) + offset_of(*x, chunk.batch, first + at / kLines, chunk.head_qk) +
+                    column);
+    }
+  }
+  const TokenTensor& gate = thread < kChunkTokens ? p.g : p.beta;
+  if (gate.data == nullptr) return;
+  const std::int64_t at = offset_of(gate, chunk.batch, first + thread % kChunkTokens, chunk.head_qk * p.group);
+  ptx::prefetch(static_cast<const std::byte*>(gate.data) + at * (gate.dtype == DType::f32 ? 4 : 2));
+}
 
 template <class Element, int kDimK>
 FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const PreparedChunk& chunk,
@@ -24,7 +48,6 @@ FLASHQLA_DEVICE void load_keys_and_queries(const ChunkForwardParams& p, const Pr
     }
   }
   ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();
 }
 
 /// This warp's 16 rows of K K^T and Q K^T, blocks on and below the diagonal; of Q Q^T the one on it.
@@ -58,7 +81,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __gri
   PreparedChunk chunk;
   if (!find_chunk(p, chunk)) return zero_slack(p, chunk.index - chunk_count(p.sequences), chunk.head_qk);
 
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   load_keys_and_queries<Element>(p, chunk, shared);
+  ask_ahead<Element, kDimK>(p, chunk);
+  if (warp < p.group) sum_gates(p, chunk, chunk.head_qk * p.group + warp, shared.sums[warp]);
+  ptx::cp_async_wait<0>();
   __syncthreads();  // the rows, for the products and the factors
   tile::Accumulator kk[8], qk[8];
   {
@@ -73,29 +100,31 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __gri
     row_factors<Element>(shared, p, chunk.tokens, k_k, qq);
   }
 
-  const int warp = static_cast<int>(threadIdx.x) / 32;
   typename PrepareShared<Element, kDimK>::Heads& heads = shared.heads;
   std::byte* const units = p.units + (chunk.index * p.heads_v + chunk.head_qk * p.group) * ChunkUnit::kBytes;
   for (std::int32_t first = 0; first < p.group; first += kPrepareWarps) {
     __syncthreads();  // all have read the rows and factors of rows are written; or the last heads' gates have been read
     const std::int32_t own = first + warp;
     if (own < p.group) {
-      prepare_gates(p, chunk, chunk.head_qk * p.group + own, shared, heads.gates[warp],
+      if (first > 0) sum_gates(p, chunk, chunk.head_qk * p.group + own, shared.sums[warp]);
+      prepare_gates(p, chunk, chunk.head_qk * p.group + own, shared.sums[warp], shared, heads.gates[warp],
                     units + std::int64_t{own} * ChunkUnit::kBytes);
     }
     __syncthreads();  // gates, for the products
     const std::int32_t count = p.group - first < kPrepareWarps ? p.group - first : kPrepareWarps;
 #pragma unroll 1
-    for (std::int32_t h = 0; h < count; ++h) {
+    for (std::int32_t h = 0; h < count; h += kHeadsTogether) {
+      const std::int32_t together = count - h < kHeadsTogether ? count - h : kHeadsTogether;
       std::byte* const unit = units + std::int64_t{first + h} * ChunkUnit::kBytes;
-      block::InverseExchange<kInverseParts<Element>>& exchange = heads.exchange[h % 2];
-      gate_products(shared, heads.gates[h], p.scale, kk, qk, exchange, heads.scratch[warp], unit);
-      block::PartsB<kInverseParts<Element>> diagonal;
-      tile::FragmentB transposed;
-      block::invert_diagonal(heads.scratch[warp], exchange, diagonal, transposed);
-      // The exchange, for columns of blocks. The next head writes the other one, which all have left when they come here.
-      __syncthreads();
-      store_solve(exchange, diagonal, transposed, unit);
+      if (h > 0) __syncthreads();  // all have read the last heads' exchange, scores and diagonal blocks
+#pragma unroll 1
+      for (std::int32_t i = 0; i < together; ++i) {
+        gate_products(shared, heads.gates[h + i], p.scale, kk, qk, i);
+      }
+      block::invert_diagonal(heads.scratch[warp]);  // of a head that is not there, too: nobody reads it
+      __syncthreads();                              // all of these, for columns of blocks
+#pragma unroll 1
+      for (std::int32_t i = 0; i < together; ++i) store_solve(shared, i, unit + i * ChunkUnit::kBytes);
     }
   }
 }

@@ -7,9 +7,9 @@
 //   exchange    8.4 K a tile                    see below                   the other warps of the team
 //
 // An exchange holds, one after another in a chunk: every part's quarter of S^T as left operands, with what rounding left of it
-// in precise chunks; when all have read those, every part's updates of S and its e, beside its E; when they have read these,
-// its output on its way to the caller's rows. Walked token by token (tokens.cuh): S^T in f32, then over its memory the rows of
-// errors and outputs, then outputs, then S^T again.
+// in precise chunks; when all have read those, every part's updates of S beside its E; when they have read these, its output on
+// its way to the caller's rows. What is a part's own it keeps in registers. Walked token by token (tokens.cuh): S^T in f32, then
+// over its memory the rows of errors and outputs, then outputs, then S^T again.
 #pragma once
 
 #include <type_traits>
@@ -38,23 +38,20 @@ struct Exchange {
     struct {
       uint4 left[kTeam][32], left_rest[kUpdateRests][32];  // updates of S
       union {
-        uint4 errors[kTeam][32];
+        float4 errors[kTeam][2][32];  // E as tile::WideA
         std::byte output[kTeam][tile::SharedTile<kPartTokens, kTileRows>::kBytes];
       };
-      uint4 solved[kTeam][32];  // e
     };
     float4 walked[kDimK / 8][32];  // S^T in f32, accumulator after accumulator along K
   };
-  std::uint32_t scales[kTeam][8];  // of E, of the lanes' rows: leave_scales
-  float4 reach[kTeam];             // tokens.cuh: Reach
+  float4 reach[kTeam];  // tokens.cuh: Reach
 };
 
 /// With what chunk_backward exchanges besides on the way back, before anything else: dO of every part's tokens for the update of
-/// the state. That for products with scores takes the place of dO itself, which no other warp reads.
+/// the state.
 template <int kDimK>
 struct ExchangeBothWays : Exchange<kDimK> {
   uint4 given_left[kTeam][32], given_rest[kTeam][32];
-  std::uint32_t given_scales[kTeam][8];
 };
 
 /// Tiles of V a team has, in a block of so many.
@@ -63,7 +60,7 @@ constexpr int team_tiles(int tiles) { return tiles < 4 ? 1 : 2; }
 template <int kDimK, int kTiles, bool kBothWays = false>
 struct AdvanceShared {
   static constexpr int kTeamTiles = team_tiles(kTiles);
-  static constexpr int kSlab = kTiles * kTileRows, kThreads = kTiles / kTeamTiles * kTeam * 32;
+  static constexpr int kTeams = kTiles / kTeamTiles, kSlab = kTiles * kTileRows, kThreads = kTeams * kTeam * 32;
   using Team = std::conditional_t<kBothWays, ExchangeBothWays<kDimK>, Exchange<kDimK>>;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   using Values = tile::SharedTile<kChunkTokens, kSlab>;
@@ -87,11 +84,29 @@ struct LanePlace {
   /// In the team's tile number `number`.
   FLASHQLA_DEVICE LanePlace in_tile(int number) const { return {team, part, tile + number, row, column}; }
 };
+/// Who copies the next chunk's rows: with two teams the two warps of each that have the least to do between barriers 1 and 2,
+/// where they do it. kStep 1: those with the first tokens.
+template <class Shared, int kStep>
+struct Copier {
+  static constexpr int kThreads = Shared::kTeams == 2 ? kTeamThreads : Shared::kThreads;
+  static_assert(Shared::kTeams <= 2);
+  bool copies;
+  unsigned thread;  // of those who copy
+  FLASHQLA_DEVICE explicit Copier(const LanePlace& place) : copies(true), thread(threadIdx.x) {
+    if constexpr (Shared::kTeams == 2) {
+      const int turn = kStep > 0 ? place.part : kTeam - 1 - place.part;
+      copies = turn < kTeam / 2;
+      thread = static_cast<unsigned>(copies ? place.team * (kTeamThreads / 2) + turn * 32 + tile::lane_id() : 0);
+    }
+  }
+};
+
 template <int kTeamTiles>
 FLASHQLA_DEVICE LanePlace lane_place() {
   const int lane = tile::lane_id(), warp = tile::warp_number(), team = warp / kTeam;
-  // Parts are turned from team to team, so that no scheduler has all the warps of one: early tokens have less to do.
-  return {team, (warp + team) % kTeam, team * kTeamTiles, lane / 4, lane % 4 * 2};
+  // The later tokens the more to do: a scheduler has two warps, of which one has as many tokens before it as the other after it.
+  const int part = team % 2 == 0 ? warp % kTeam : kTeam - 1 - warp % kTeam;
+  return {team, part, team * kTeamTiles, lane / 4, lane % 4 * 2};
 }
 FLASHQLA_DEVICE tile::FragmentA stored_left(const uint4 (&block)[32]) {
   const uint4 a = block[tile::lane_id()];

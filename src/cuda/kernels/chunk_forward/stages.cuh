@@ -12,29 +12,31 @@ namespace flashqla::cuda {
 template <class Element, class Shared, int kStep>
 struct StageLoader {
   static_assert(kStep == 1 || kStep == -1);
-  static constexpr int kThreads = Shared::kThreads, kDimK = Shared::Rows::kColumns;
+  static constexpr int kThreads = Copier<Shared, kStep>::kThreads, kDimK = Shared::Rows::kColumns;
   using Stage = typename Shared::Stage;
   using RowsCursor = tile::RowCursor<kThreads, kChunkTokens, kDimK>;
   using ValuesCursor = tile::RowCursor<kThreads, kChunkTokens, Shared::kSlab>;
   static constexpr int kKeysAt = offsetof(Stage, keys), kQueriesAt = offsetof(Stage, queries),
                        kValuesAt = offsetof(Stage, values), kUnitAt = offsetof(Stage, unit);
+  Copier<Shared, kStep> copier;
   RowsCursor keys, queries;
   ValuesCursor values;
   const std::byte* unit;                      // this thread's first 16 bytes of the next chunk's
   std::int64_t unit_step;                     // bytes from chunk to chunk
   std::uint32_t rows_to, values_to, unit_to;  // in the first stage
-  bool direct;                                // rows are aligned and there is no column past the end
+  std::int32_t whole;                         // chunks up to here are copied directly: rows are aligned, nothing is past an end
 
   /// `value_rows`: rows of V to load beside keys and queries. `first`: the first chunk that is loaded.
-  FLASHQLA_DEVICE StageLoader(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
-                              std::int64_t first, const Shared& shared)
-      : keys(first_of(p.k, work, work.head_qk, 0, first), p.k.stride_token),
-        queries(first_of(p.q, work, work.head_qk, 0, first), p.q.stride_token),
-        values(first_of(value_rows, work, work.head, work.first_v, first), value_rows.stride_token),
-        direct(p.aligned != 0 && p.dim_k == kDimK && work.first_v + Shared::kSlab <= p.dim_v && work.rows.shift == 0) {
-    const std::uint32_t stages = ptx::shared_address(shared.stages), own = threadIdx.x * 16;
-    rows_to = stages + kKeysAt + RowsCursor::place();
-    values_to = stages + kValuesAt + ValuesCursor::place();
+  FLASHQLA_DEVICE StageLoader(const ChunkForwardParams& p, const AdvanceWork& work, const LanePlace& place,
+                              const TokenTensor& value_rows, std::int64_t first, const Shared& shared)
+      : copier(place),
+        keys(first_of(p.k, work, work.head_qk, 0, first), p.k.stride_token, copier.thread),
+        queries(first_of(p.q, work, work.head_qk, 0, first), p.q.stride_token, copier.thread),
+        values(first_of(value_rows, work, work.head, work.first_v, first), value_rows.stride_token, copier.thread),
+        whole(whole_chunks(p, work, p.dim_k == kDimK && work.first_v + Shared::kSlab <= p.dim_v)) {
+    const std::uint32_t stages = ptx::shared_address(shared.stages), own = copier.thread * 16;
+    rows_to = stages + kKeysAt + RowsCursor::place(copier.thread);
+    values_to = stages + kValuesAt + ValuesCursor::place(copier.thread);
     unit_to = stages + kUnitAt + own;
     unit = p.units + ((work.rows.first_chunk + first) * p.heads_v + work.head) * ChunkUnit::kBytes + own;
     unit_step = std::int64_t{kStep} * p.heads_v * ChunkUnit::kBytes;
@@ -48,14 +50,15 @@ struct StageLoader {
 
   /// Starts the copies of the next chunk to stage `number`. Without 16-byte alignment rows go through the registers.
   FLASHQLA_DEVICE void load(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& value_rows,
-                            std::int64_t chunk, Shared& shared, int number) {
+                            std::int32_t chunk, Shared& shared, int number) {
+    if (!copier.copies) return;
     const std::uint32_t stage = static_cast<std::uint32_t>(number) * sizeof(Stage);
-    if (direct && work.rows.tokens(chunk) == kChunkTokens) {
+    if (chunk < whole) {
       keys.copy(rows_to + stage);
       queries.copy(rows_to + stage + (kQueriesAt - kKeysAt));
       values.copy(values_to + stage);
     } else {
-      load_part(p, work, value_rows, chunk, shared.stages[number]);
+      load_part(p, work, value_rows, chunk, shared.stages[number], copier.thread);
       keys.move(1);
       queries.move(1);
       values.move(1);
@@ -68,14 +71,14 @@ struct StageLoader {
     constexpr int kPieces = ChunkUnit::kBytes / 16;
 #pragma unroll
     for (int i = 0; i * kThreads < kPieces; ++i) {
-      if ((i + 1) * kThreads > kPieces && i * kThreads + static_cast<int>(threadIdx.x) >= kPieces) break;
+      if ((i + 1) * kThreads > kPieces && i * kThreads + static_cast<int>(copier.thread) >= kPieces) break;
       ptx::cp_async_16(unit_to + stage + i * kThreads * 16, unit + i * kThreads * 16);
     }
     unit += unit_step;
   }
 
   static __device__ __noinline__ void load_part(const ChunkForwardParams& p, const AdvanceWork& work, const TokenTensor& values,
-                                                std::int64_t chunk, typename Shared::Stage& stage) {
+                                                std::int64_t chunk, typename Shared::Stage& stage, unsigned thread) {
     const std::int64_t token = work.rows.begin + work.rows.position(chunk);
     const int tokens = work.rows.tokens(chunk), columns_v = p.dim_v - work.first_v;
     const auto rows_of = [&](const TokenTensor& x, std::int32_t head, int first, int columns) {
@@ -85,13 +88,13 @@ struct StageLoader {
     const tile::GlobalRows key_rows = rows_of(p.k, work.head_qk, 0, p.dim_k), query_rows = rows_of(p.q, work.head_qk, 0, p.dim_k),
                            value_rows = rows_of(values, work.head, work.first_v, columns_v);
     if (p.aligned != 0) {
-      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.keys)}, key_rows);
-      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.queries)}, query_rows);
-      tile::copy_rows_async<kThreads>(typename Shared::Values{ptx::shared_address(stage.values)}, value_rows);
+      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.keys)}, key_rows, thread);
+      tile::copy_rows_async<kThreads>(typename Shared::Rows{ptx::shared_address(stage.queries)}, query_rows, thread);
+      tile::copy_rows_async<kThreads>(typename Shared::Values{ptx::shared_address(stage.values)}, value_rows, thread);
     } else {
-      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.keys, key_rows);
-      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.queries, query_rows);
-      tile::copy_rows<kThreads, kChunkTokens, Shared::kSlab>(stage.values, value_rows);
+      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.keys, key_rows, thread);
+      tile::copy_rows<kThreads, kChunkTokens, kDimK>(stage.queries, query_rows, thread);
+      tile::copy_rows<kThreads, kChunkTokens, Shared::kSlab>(stage.values, value_rows, thread);
     }
   }
 };

@@ -16,7 +16,7 @@ struct AdvanceShape {
 /// Its shared memory (AdvanceShared). `both_ways`: of states_both_ways.
 constexpr std::size_t advance_shared_bytes(std::int32_t padded_k, const AdvanceShape& shape, bool both_ways) {
   constexpr std::size_t kUnit = (ChunkUnit::kBytes + 127) / 128 * 128;
-  const std::size_t exchange = (padded_k == 256 ? 16384 : 8192) + 192 + (both_ways ? 4096 + 128 : 0);
+  const std::size_t exchange = (padded_k == 256 ? 16384 : 8192) + 64 + (both_ways ? 4096 : 0);
   const std::size_t exchanges = (static_cast<std::size_t>(shape.tiles) * exchange + 127) / 128 * 128;
   const std::size_t row = kTokensPerChunk * 2, slab = static_cast<std::size_t>(shape.tiles) * 16;
   const std::size_t stage = 2 * row * static_cast<std::size_t>(padded_k) + row * slab + kUnit;

@@ -155,7 +155,8 @@ FLASHQLA_DEVICE void walk_row(const typename Direction::Params& p, const Advance
     const float decay = __shfl_sync(0xffffffffu, t < 32 ? half_decay[0] : half_decay[1], t % 32),
                 strength = __shfl_sync(0xffffffffu, t < 32 ? beta[0] : beta[1], t % 32);
     const float fall = reinterpret_cast<const float*>(stage.unit + ChunkUnit::kStrength)[t];
-    const float value = Direction::template value<Element, kSlab>(p, work, chunk, stage.values, t, column);  // of dO with kBack
+    const float2 values = pair_of_row<Element, kSlab>(stage.values, t, column / 2 * 2);  // of dO with kBack
+    const float value = column % 2 == 0 ? values.x : values.y;
     const Row k(p, stage.keys, t), q(p, stage.queries, t);
     if constexpr (kBack) {
       q.add_times(p.scale * value, slice);
@@ -195,13 +196,13 @@ FLASHQLA_DEVICE void project_walked(const typename Direction::Params& p, const A
 }
 
 /// The chunk for a tile: S^T as the exchange's in f32 before and after. Parts 0 and 1 walk, each eight rows. Direction has kBack,
-/// value(...), an element of v or dO, finish(...), which stores what the chunk has to, and with kBack projected(...), which
-/// takes dS^T K^T of keys as given for kKeepsRests.
+/// finish(...), which stores what the chunk has to, and with kBack projected(...), which takes dS^T K^T of keys as given for
+/// kKeepsRests.
 template <class Element, int kDimK, int kSlab, class Direction, class Stage>
 __device__ __noinline__ void walk_tokens(const typename Direction::Params& p, const AdvanceWork& work, std::int64_t chunk,
                                          const Stage& stage, LanePlace place, Exchange<kDimK>& exchange) {
   static_assert(sizeof(WalkedRows) <= sizeof(exchange.walked) || kDimK < 128);
-  static_assert(sizeof(WalkedRows) <= offsetof(Exchange<kDimK>, scales));
+  static_assert(sizeof(WalkedRows) <= offsetof(Exchange<kDimK>, reach));
   WalkedRows& rows = *reinterpret_cast<WalkedRows*>(&exchange);
   RowSlice<kDimK> slice;
   const bool walks = place.part < 2;

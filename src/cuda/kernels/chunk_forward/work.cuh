@@ -29,6 +29,12 @@ FLASHQLA_DEVICE AdvanceWork advance_work(const ChunkForwardParams& p, std::int64
   return work;
 }
 
+/// Chunks from the sequence's start of which every row may be moved 16 bytes at a time; none unless all columns are there
+/// (`full`).
+FLASHQLA_DEVICE std::int32_t whole_chunks(const ChunkForwardParams& p, const AdvanceWork& work, bool full) {
+  return full && p.aligned != 0 && work.rows.shift == 0 ? static_cast<std::int32_t>(work.rows.length / kChunkTokens) : 0;
+}
+
 /// o of a sequence that is padding.
 template <int kSlab>
 FLASHQLA_DEVICE void zero_output(const ChunkForwardParams& p, const AdvanceWork& work) {
@@ -81,8 +87,9 @@ struct StateStore {
   }
   template <class Save>
   FLASHQLA_DEVICE void after(const ChunkForwardParams& p, const AdvanceWork& work, std::int64_t chunk, const Save& save) {
+    if (p.stored_states != StoredStates::every) return;
     const bool whole = (work.rows.shift + work.rows.position(chunk) + work.rows.tokens(chunk)) % kChunkTokens == 0;
-    if (p.stored_states != StoredStates::every || !whole || --until > 0) return;
+    if (!whole || --until > 0) return;
     until = p.states_every;
     store(p, save);
   }

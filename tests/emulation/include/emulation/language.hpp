@@ -79,6 +79,8 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
   return value;
 }
 
+inline int __all_sync(unsigned mask, int predicate) { return __reduce_max_sync(mask, predicate == 0 ? 1u : 0u) == 0 ? 1 : 0; }
+
 /// Fibers give way nowhere but where they meet: what lies between is atomic inside a block, and blocks run one after another.
 template <class T>
 T atomicAdd(T* at, T value) {

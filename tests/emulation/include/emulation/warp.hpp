@@ -16,6 +16,8 @@ std::uint32_t transpose_matrix(std::uint32_t matrix);
 /// c += a b, m16n8k16. Products are exact, sums are made in f32 in the order of k.
 void multiply_bf16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 void multiply_f16(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+/// c += a b, m16n8k8 of f32 that are cut off to TF32.
+void multiply_tf32(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 
 /// cp.async of 16 bytes: the destination is NaN until a wait.
 void copy_later(std::uint32_t to, const void* from, std::uint32_t bytes);
