@@ -60,13 +60,6 @@ std::string compare_rows(const Case& c, const std::string& name, const std::vect
   return text.str();
 }
 
-/// On devices gradients that are made of products of one chunk's tokens with each other and with states keep far decays of
-/// float32 alone (docs/numerics.md).
-bool keeps_far_decays(const Case& c, const std::string& output) {
-  const bool of_products = output == "d_q" || output == "d_k" || output == "d_g" || output == "d_beta";
-  return !of_products || !tests_a_device() || c.dtype == DType::f32;
-}
-
 /// Every output, in parts whose numbers are equally large: tokens before those that decay, from the last of them on, and states.
 void expect_right(const Case& c, const Decay& decay, Large large, double size) {
   const Tensors inputs = large_inputs(c, decay, large, size);
@@ -76,7 +69,6 @@ void expect_right(const Case& c, const Decay& decay, Large large, double size) {
   for (const std::string& implementation : tested_implementations(c.op, c.dtype)) {
     std::string lines;
     for (const auto& [name, x] : run_case(c, inputs, {implementation, 1})) {
-      if (!keeps_far_decays(c, name)) continue;
       const bool state = name == "stored" || name.find("state") != std::string::npos;
       const double bound = bound_of(c, name, name == "token_states" ? c.state_dtype : state ? DType::f32 : c.dtype, recurrence);
       const std::vector<double>& y = expected.at(name);

@@ -1,4 +1,5 @@
-// Chunks of f32 in which a decay below e^-80 meets a state, or a gradient of one, so large that they are walked token by token.
+// Chunks of f32 and bf16 in which a decay below e^-80 meets a state, or a gradient of one, so large that they are walked token by
+// token.
 #include <gtest/gtest.h>
 
 #include "device/check.hpp"
@@ -46,7 +47,7 @@ constexpr const char* kOptions[] = {"T=150 Hv=3 K=144 V=80",
                                     "B=2 T=70 Hv=2 K=48 V=32 strides=transposed"};
 
 TEST(FarDecays, LargeStates) {
-  for (const char* op : {"op=forward", "op=backward d_final=1"}) {
+  for (const char* op : {"op=forward", "op=backward d_final=1", "dtype=bf16 op=forward", "dtype=bf16 op=backward d_final=1"}) {
     for (const char* options : kOptions) {
       const Case c = parse_case(std::string(op) + " initial=1 " + options);
       if (c.op == Op::forward && c.gate == Gate::cumulative) continue;  // not taken
@@ -56,6 +57,21 @@ TEST(FarDecays, LargeStates) {
       scale_all(inputs.at("v"), 1e-5);
       EXPECT_EQ(faults_but(c, inputs, "d_initial_state"), "");
     }
+  }
+}
+
+/// Walked heads beside others in a group of more than a block has the gates of together.
+TEST(FarDecays, LargeStatesOfSomeHeads) {
+  for (const char* options : {"T=100 Hv=6 K=64 V=80", "T=70 Hv=3 K=256 V=32 l2norm=1", "T=70 Hv=5 K=32 V=16"}) {
+    const Case c = parse_case(std::string("op=backward d_final=1 initial=1 dtype=bf16 ") + options);
+    Tensors inputs = make_inputs(c);
+    for (std::int64_t head = 1; head < c.Hv; head += 2) inputs.at("g").set(head, kFar);
+    std::vector<double> states = inputs.at("initial_state").values();
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      if (static_cast<std::int64_t>(i) / (c.K * c.V) % 2 == 1) states[i] *= 1e36;
+    }
+    inputs.at("initial_state").set_values(states);
+    EXPECT_EQ(faults_but(c, inputs, "d_initial_state"), "");
   }
 }
 
@@ -72,12 +88,14 @@ TEST(FarDecays, LargeStatesOfPrefixesAndPools) {
 }
 
 TEST(FarDecays, LargeGradients) {
-  for (const char* options : kOptions) {
-    const Case c = parse_case(std::string("op=backward d_final=1 initial=1 ") + options);
-    Tensors inputs = make_inputs(c);
-    make_far(c, inputs);
-    for (const char* name : {"d_o", "d_final_state"}) scale_all(inputs.at(name), 1e33);
-    EXPECT_EQ(faults_of(c, inputs), "");
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const char* options : kOptions) {
+      const Case c = parse_case(std::string("op=backward d_final=1 initial=1 dtype=") + dtype + " " + options);
+      Tensors inputs = make_inputs(c);
+      make_far(c, inputs);
+      for (const char* name : {"d_o", "d_final_state"}) scale_all(inputs.at(name), 1e33);
+      EXPECT_EQ(faults_of(c, inputs), "");
+    }
   }
 }
 

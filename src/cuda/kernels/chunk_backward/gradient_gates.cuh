@@ -42,10 +42,11 @@ FLASHQLA_DEVICE void take_pairs(const GradientShared<kDimK>& shared, const Value
     for (int at = 0; at < 4; ++at) {
       const int i = place.token(at / 2), j = first + at % 2;
       const auto of = [&](const float2& x) { return at % 2 == 0 ? x.x : x.y; };
-      const float dot = times(pairs[n].c[at], powers[n / 2]) * (size[at / 2] * of(rise));
+      const float dot = times(pairs[n].c[at], powers[n / 2]) * size[at / 2] * of(rise);
       if (gram && i == j) diagonal[at / 2] = dot;
       const bool below = gram ? j < i : j <= i;
-      const float flow = below ? sign * block::exp2_difference(sum_i[at / 2], {of(high), of(low)}) * dot : 0.0f;
+      const float root = block::exp2_flushing(sum_i[at / 2], {of(high), of(low)});
+      const float flow = below ? root * dot * (sign * root) : 0.0f;
       pairs[n].c[at] = flow * of(beta);
       products[n].c[at] = flow * (products[n].c[at] * (factor_i[at / 2] * of(factors)));
     }
@@ -128,7 +129,9 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
       read += sums.reads[group][t];
       if constexpr (!kKeepsRests<Element>) write += sums.writes[group][t];
     }
-    if constexpr (kKeepsRests<Element>) write = row_dot(p, unit, t) * (gates.rest[t] * gates.rise[t] * shared.factors[0][t]);
+    if constexpr (kKeepsRests<Element>) {
+      write = row_dot(p, unit, t) * gates.rest[t] * (gates.rest[t] * gates.rise[t] * shared.factors[0][t]);
+    }
     const float2 pairs = sums_of_pairs(sums, t);
     const float beta = gates.beta[t];
     reads[half] = read;
@@ -147,7 +150,8 @@ FLASHQLA_DEVICE void finish_gates(const ChunkBackwardParams& p, const PreparedCh
   } else {
     states = block::warp_total(lane < kGradientWarps ? shared.state_dots[lane] : 0.0f);
   }
-  states *= exp2f(gates.high[kChunkTokens - 1]) * exp2f(gates.low[kChunkTokens - 1]);
+  const float total = gates.decay[kChunkTokens - 1];
+  states = states * total * total;
   double d_decay[2];
   for (int half = 0; half < 2; ++half) d_decay[half] = static_cast<double>(states) + writes[half] + reads[half] + across[half];
   store_gate_gradients(p, chunk, head, unit, d_decay, d_beta);

@@ -108,12 +108,14 @@ FLASHQLA_DEVICE void finish_gradient_rows(const ChunkBackwardParams& p, const Pr
 FLASHQLA_DEVICE void load_head_gates(const ChunkBackwardParams& p, std::int64_t unit, int thread, ValueHead& to) {
   const KeptGates& kept = p.kept.gates[unit];
   const int token = thread % kChunkTokens;
+  if (thread == 0) to.walked = 0;
   if (thread < kChunkTokens) {
     const block::TwoFloats sum{kept.high[token], kept.low[token]}, all{kept.high[kChunkTokens - 1], kept.low[kChunkTokens - 1]};
-    to.high[token] = sum.high;
-    to.low[token] = sum.low;
-    to.decay[token] = exp2f(sum.high) * exp2f(sum.low);
-    to.rest[token] = block::exp2_difference(all, sum);
+    const float high = 0.5f * sum.high, low = 0.5f * sum.low;
+    to.high[token] = high;
+    to.low[token] = low;
+    to.decay[token] = exp2f(high) * exp2f(low);
+    to.rest[token] = block::exp2_difference({0.5f * all.high, 0.5f * all.low}, {high, low});
   } else if (thread < 2 * kChunkTokens) {
     to.beta[token] = kept.beta[token];
   } else {

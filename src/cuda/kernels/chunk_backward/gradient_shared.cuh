@@ -34,11 +34,13 @@ struct KeptLogs {
   static constexpr int kErrors = 0, kDV = 4, kStates = 8, kDStates = 12, kCount = 16;
 };
 
-/// Gates of a value head's tokens, and its powers.
+/// Gates of a value head's tokens, and its powers. Of sums of log2 decays one half; so decays (from the chunk's start) and rests
+/// (to its end) are roots of theirs, to be applied twice: e^-100 is no normal float, but e^-100 times 1e35 is.
 struct ValueHead {
   float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens], decay[kChunkTokens], rest[kChunkTokens];
   float rise[kChunkTokens], fall[kChunkTokens];  // 1, with growth 2^h and 2^-h: what kept e and dV lack (HeadGates)
   float d_o_powers[kChunkTokens];
+  int walked;  // is_walked
   std::int16_t logs[KeptLogs::kCount][kMostTilesOfV];
 };
 
@@ -70,6 +72,8 @@ struct GradientShared {
       struct {
         uint4 triangles[2][10][32], turned[2][10][32];
       };
+      float maxima[2][kTokenTiles][kChunkTokens];              // settle_walked
+      float walked[2][kChunkTokens * (kChunkTokens + 1) / 2];  // the same as f32, by rows, of chunks that were walked
       float row_dots[2][kGroups][kChunkTokens];  // after the last head: of the gradients of keys and queries with them
     };
     GateSums sums;

@@ -25,6 +25,13 @@ struct TileLoader {
 
   FLASHQLA_DEVICE TileLoader(const ChunkBackwardParams& p, const PreparedChunk& chunk) { begin_head(p, chunk); }
 
+  /// From the first tile of head `first` of the group on, to stage `to`. None of its own is under way.
+  FLASHQLA_DEVICE void restart(const ChunkBackwardParams& p, const PreparedChunk& chunk, int first, int to) {
+    head = first;
+    tile = 0;
+    slot = to;
+    begin_head(p, chunk);
+  }
   FLASHQLA_DEVICE void begin_head(const ChunkBackwardParams& p, const PreparedChunk& chunk) {
     const int warp = tile::warp_number(), lane = tile::lane_id(), tiles_v = p.dim_v / 16, tiles_k = p.dim_k / 16;
     const std::int32_t head_v = chunk.head_qk * p.group + head;

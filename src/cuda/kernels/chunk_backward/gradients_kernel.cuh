@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/kernels/chunk_backward/gradient_gates.cuh"
+#include "cuda/kernels/chunk_backward/gradient_walked.cuh"
 
 namespace flashqla::cuda {
 
@@ -47,9 +48,10 @@ FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientSha
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int token = place.token(upper);
-    const float decay = head.decay[token], beta = head.beta[token];
+    const float decay = head.decay[token], rest = head.rest[token], beta = head.beta[token];
     const float of_o = p.scale * decay * head.d_o_powers[token] * query.second, of_v = -decay * head.fall[token] * key.second,
-                of_e = head.rest[token] * head.rise[token] * write.second;
+                of_e = rest * head.rise[token] * write.second;
+    const float first[3] = {query.first * decay, key.first * decay, write.first * rest};
     float of_query = 0.0f, of_key = 0.0f, of_write = 0.0f;
 #pragma unroll
     for (int n = 0; n < HeadProducts<kDimK>::kCount; ++n) {
@@ -57,8 +59,8 @@ FLASHQLA_DEVICE void take_states(const ChunkBackwardParams& p, const GradientSha
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int at = 2 * upper + c;
-        const float x = sums.query[n].c[at] * query.first * of_o, y = sums.key[n].c[at] * key.first * of_v,
-                    z = sums.write[n].c[at] * write.first * of_e, own_k = c == 0 ? k.x : k.y;
+        const float x = sums.query[n].c[at] * first[0] * of_o, y = sums.key[n].c[at] * first[1] * of_v,
+                    z = sums.write[n].c[at] * first[2] * of_e, own_k = c == 0 ? k.x : k.y;
         sums.query[n].c[at] = x;
         sums.key[n].c[at] = fmaf(beta, z, y);
         of_query = fmaf(c == 0 ? q.x : q.y, x, of_query);
@@ -127,16 +129,13 @@ FLASHQLA_DEVICE void leave_triangles(GradientShared<kDimK>& shared, const Gradie
   }
 }
 
-/// What the warp leaves for others: its part of dP or dKK, and its sums.
+/// The sums that the warp leaves for others.
 template <class Element, int kDimK>
-FLASHQLA_DEVICE void leave_head(GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
-                                const float (&powers)[2], const tile::Accumulator (&pairs)[4], const tile::Accumulator (&flow)[4],
-                                const float (&reads)[2], const float (&writes)[2], const float (&diagonal)[2]) {
+FLASHQLA_DEVICE void leave_sums(GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
+                                const tile::Accumulator (&flow)[4], const float (&reads)[2], const float (&writes)[2],
+                                const float (&diagonal)[2]) {
   GateSums& sums = shared.end().sums;
-  if (place.pair_blocks() > 0) {
-    leave_triangles<kDimK>(shared, place, powers, pairs);
-    sum_pairs(head, place, flow, sums);
-  }
+  if (place.pair_blocks() > 0) sum_pairs(head, place, flow, sums);
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     const int token = place.token(upper), j = 32 * place.column_half();
@@ -237,11 +236,18 @@ FLASHQLA_DEVICE void add_value_head(const ChunkBackwardParams& p, const Prepared
   __syncthreads();  // the largest elements; and all have left the stages
   float powers[2][2];
   pair_powers<kDimK>(shared, powers);
-  leave_head<Element, kDimK>(shared, head, place, place.gram() ? powers[1] : powers[0], sums.pairs, flow, reads, writes,
-                             diagonal);
+  if (place.pair_blocks() > 0) {
+    if (is_walked<Element>(head)) {
+      leave_walked_pairs<kDimK>(shared, place, sums.pairs);
+    } else {
+      leave_triangles<kDimK>(shared, place, place.gram() ? powers[1] : powers[0], sums.pairs);
+    }
+  }
+  leave_sums<Element, kDimK>(shared, head, place, flow, reads, writes, diagonal);
   __syncthreads();  // triangles, for all; sums, for one warp
-  add_pairs<kDimK>(shared, place, powers, sums.query, sums.key);
+  if (!is_walked<Element>(head)) add_pairs<kDimK>(shared, place, powers, sums.query, sums.key);
   gradients.add(h == 0, sums.query, sums.key);
+  if (is_walked<Element>(head)) add_walked_pairs<kDimK>(shared, gradients.sums);
   if (place.warp == h % kGradientWarps) finish_gates<Element>(p, chunk, chunk.head_qk * p.group + h, head, shared);
 }
 
@@ -303,6 +309,24 @@ FLASHQLA_DEVICE void store_row_gradients(const ChunkBackwardParams& p, const Pre
   }
 }
 
+/// Settles those heads of which a bit is set, number `first` and following ones, whose first tiles are under way: these begin
+/// anew.
+template <class Element, int kDimK>
+FLASHQLA_DEVICE void settle_heads(const ChunkBackwardParams& p, const PreparedChunk& chunk, const GradientRing& ring,
+                                  std::int32_t first, unsigned walked, int slot, GradientShared<kDimK>& shared,
+                                  TileLoader<Element, kDimK>& loader) {
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // all have looked at the logs, and no copy is under way
+  for (int h = 0; walked >> h != 0; ++h) {
+    const std::int64_t unit = chunk.index * p.heads_v + chunk.head_qk * p.group + first + h;
+    if ((walked >> h & 1) != 0) settle_walked(p, unit, shared, shared.heads[h]);
+  }
+  if constexpr (!GradientShared<kDimK>::kOverlaid) {  // else no tiles are under way between heads
+    loader.restart(p, chunk, first, slot);
+    for (int step = 1; step < ring.depth; ++step) loader.load_step(p, chunk, shared, ring);
+  }
+}
+
 template <class Element, int kDimK>
 __global__ void __launch_bounds__(kGradientThreads, 1)
     chunk_gradients(const __grid_constant__ ChunkBackwardParams p, const __grid_constant__ GradientRing ring) {
@@ -324,6 +348,10 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
     load_heads<Element, kDimK>(p, chunk, chunk.head_qk * p.group + first, count, shared);
     if (first == 0) finish_gradient_rows<Element, kDimK>(p, chunk, ring, shared);
     __syncthreads();  // gates, powers and rows, for all
+    if constexpr (!kKeepsRests<Element>) {
+      const unsigned walked = walked_heads(shared, count);
+      if (walked != 0) settle_heads(p, chunk, ring, first, walked, slot, shared, loader);
+    }
 #pragma unroll 1
     for (std::int32_t h = first; h < first + count; ++h) {
       add_value_head<Element, kDimK>(p, chunk, ring, h, place, slot, shared, loader, gradients);

@@ -84,11 +84,11 @@ FLASHQLA_DEVICE void store_f32_rows(const ChunkBackwardParams& p, const AdvanceW
 
 /// dE of the own tokens for the gradient products, and dV to the caller's rows: by store(dV) if they are of the inputs' type.
 /// With growth dE is 2^h dV (HeadGates): what the decays between tokens make of dV ranges less.
-template <class Store>
+template <class Element, RowsFrom kFrom, class Store>
 FLASHQLA_DEVICE void store_value_gradients(const ChunkBackwardParams& p, const AdvanceWork& work, std::int64_t chunk,
                                            const LanePlace& place, const std::byte* unit, tile::Accumulator (&d_e)[2],
                                            const Store& store) {
-  keep_rows<false>(p.d_kept, p, work, chunk, place, d_e);
+  keep_rows<Element, false, kFrom>(p.d_kept, p, work, chunk, place, d_e);
   if (p.d_v.data == nullptr) return;
 #pragma unroll
   for (int n = 0; n < 2; ++n) scale_columns(d_e[n], column_factors(unit, ChunkUnit::kStrength, 2 * place.part + n));
@@ -107,7 +107,7 @@ struct Retreat {
   static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
                                      const std::byte* unit, std::byte* memory, tile::Accumulator (&d_e)[2],
                                      const tile::Accumulator (&)[2]) {
-    store_value_gradients(p, work, chunk, place, unit, d_e, [&](const tile::Accumulator(&d_v)[2]) {
+    store_value_gradients<Element, RowsFrom::walk>(p, work, chunk, place, unit, d_e, [&](const tile::Accumulator(&d_v)[2]) {
       put_together<Element>(memory, place, d_v);
       store_piece<Element>(p, work, p.d_v, place, chunk, memory);
     });
@@ -174,9 +174,11 @@ FLASHQLA_DEVICE void retreat_chunk(const ChunkBackwardParams& p, const AdvanceWo
 #pragma unroll
     for (int t = 0; t < kTeamTiles; ++t) {
       if (left_out.has(t)) continue;
-      store_value_gradients(p, work, chunk, place.in_tile(t), stage.unit, d_e[t], [&](const tile::Accumulator(&d_v)[2]) {
-        writer.store(p, work, p.d_v, place.in_tile(t), t, chunk, exchange[t].output[place.part], d_v);
-      });
+      const LanePlace own_place = place.in_tile(t);
+      const auto store = [&](const tile::Accumulator(&d_v)[2]) {
+        writer.store(p, work, p.d_v, own_place, t, chunk, exchange[t].output[place.part], d_v);
+      };
+      store_value_gradients<Element, RowsFrom::products>(p, work, chunk, own_place, stage.unit, d_e[t], store);
     }
   };
   if (lost == 0) return finish(TileSet<true>{0});

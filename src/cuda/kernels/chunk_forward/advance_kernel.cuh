@@ -178,7 +178,7 @@ struct Advance {
   static FLASHQLA_DEVICE void finish(const Params& p, const AdvanceWork& work, std::int64_t chunk, const LanePlace& place,
                                      const std::byte*, std::byte* memory, tile::Accumulator (&e)[2], tile::Accumulator (&o)[2]) {
     if constexpr (kKeeps) {
-      keep_rows<kKeepsRests<Element>>(p.kept, p, work, chunk, place, e);
+      keep_rows<Element, kKeepsRests<Element>, RowsFrom::walk>(p.kept, p, work, chunk, place, e);
     } else {
       put_together<Element>(memory, place, o);
       store_piece<Element>(p, work, p.o, place, chunk, memory);
@@ -226,7 +226,7 @@ FLASHQLA_DEVICE void advance_chunk(const ChunkForwardParams& p, const AdvanceWor
     for (int t = 0; t < kTeamTiles; ++t) {
       if (left_out.has(t)) continue;
       if constexpr (kKeeps) {
-        keep_rows<kKeepsRests<Element>>(p.kept, p, work, chunk, place.in_tile(t), e[t]);
+        keep_rows<Element, kKeepsRests<Element>, RowsFrom::products>(p.kept, p, work, chunk, place.in_tile(t), e[t]);
       } else {
         writer.store(p, work, p.o, place.in_tile(t), t, chunk, exchange[t].output[place.part], o[t]);
       }

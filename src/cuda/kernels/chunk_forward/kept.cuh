@@ -69,10 +69,41 @@ FLASHQLA_DEVICE void keep_state(const KeptChunks& kept, const OperationParams& p
   }
 }
 
+/// Where kept rows come from. A chunk that was walked (tokens.cuh) may have tokens that are 2^100 of others: with bf16 inputs the
+/// logarithm says that it was, and whether its 16 tokens are bf16 without a power. f16 has no room for gradients of such a range.
+enum class RowsFrom : std::uint8_t { products, walk };
+inline constexpr int kWalkedLog = 1024, kWideLog = 2 * kWalkedLog;
+struct RowLog {
+  int log;
+  bool walked, wide;
+};
+FLASHQLA_DEVICE RowLog row_log(int log) {
+  const bool walked = log > kWalkedLog / 2, wide = log > kWalkedLog * 3 / 2;
+  return {log - (wide ? kWideLog : walked ? kWalkedLog : 0), walked, wide};
+}
+inline constexpr float kLeastOfTokens = 0x1p-12f;
+
+/// The largest of the token that has least of 16, in 16 rows of V: those without anything do not count.
+FLASHQLA_DEVICE float least_token(const tile::Accumulator (&x)[2]) {
+  float least = 0x1.fffffep127f;
+#pragma unroll
+  for (int at = 0; at < 4; ++at) {
+    const tile::Accumulator& half = x[at / 2];
+    float largest = fmaxf(fabsf(half.c[at % 2]), fabsf(half.c[2 + at % 2]));
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    if (largest > 0.0f) least = fminf(least, largest);
+  }
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) least = fminf(least, __shfl_xor_sync(0xffffffffu, least, step));
+  return least;
+}
+
 /// The warp's 16 rows of V by 16 tokens. kRests: with what rounding leaves of them.
-template <bool kRests>
+template <class Element, bool kRests, RowsFrom kFrom>
 FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p, const AdvanceWork& work, std::int64_t chunk,
                                const LanePlace& place, const tile::Accumulator (&x)[2]) {
+  constexpr bool kMayBeWide = kFrom == RowsFrom::walk && !std::is_same_v<Element, ptx::F16>;
   const int tiles_v = p.dim_v / 16, tile_v = work.first_v / kTileRows + place.tile, lane = tile::lane_id();
   float largest = 0.0f;
 #pragma unroll
@@ -80,14 +111,23 @@ FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p,
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(x[n].c[i]));
   }
-  const float power = block::power_above(block::warp_largest_positive(largest)), inverse = block::inverse_power(power);
+  float power = block::power_above(block::warp_largest_positive(largest));
+  bool wide = false;
+  if constexpr (kMayBeWide) {
+    wide = least_token(x) < kLeastOfTokens * power;
+    if (wide) power = 1.0f;
+  }
+  const float inverse = block::inverse_power(power);
   if (tile_v >= tiles_v) return;
   const std::int64_t block = (unit_number(p, work, chunk) * kTeam + place.part) * tiles_v + tile_v;
   std::uint32_t a[4], rests[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* const two = x[i / 2].c + i % 2 * 2;
-    const std::uint32_t rounded = ptx::pack_pair<ptx::F16>(two[0] * inverse, two[1] * inverse);
+    std::uint32_t rounded = ptx::pack_pair<ptx::F16>(two[0] * inverse, two[1] * inverse);
+    if constexpr (kMayBeWide) {
+      if (wide) rounded = ptx::pack_pair<Element>(two[0], two[1]);
+    }
     a[i] = ptx::movmatrix_trans(rounded);
     if constexpr (kRests) rests[i] = rest_of_pair(two[0] * inverse, two[1] * inverse, rounded);
   }
@@ -95,7 +135,8 @@ FLASHQLA_DEVICE void keep_rows(const KeptChunks& kept, const OperationParams& p,
   if constexpr (kRests) {
     *reinterpret_cast<uint4*>(kept.row_rests + block * 512 + lane * 16) = {rests[0], rests[1], rests[2], rests[3]};
   }
-  if (lane == 0) kept.row_powers[block] = power_log(power);
+  const int flag = kMayBeWide ? (wide ? kWideLog : kWalkedLog) : 0;
+  if (lane == 0) kept.row_powers[block] = static_cast<std::int16_t>(power_log(power) + flag);
 }
 
 }  // namespace flashqla::cuda

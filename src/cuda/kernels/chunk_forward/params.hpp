@@ -58,7 +58,7 @@ struct KeptChunks {
   std::byte* states = nullptr;           // [chunk][Hv][V / 16][K / 16]: S or its gradient as tile::FragmentB, B[v][k]
   std::int16_t* state_powers = nullptr;  // [chunk][Hv][V / 16][4]: of a quarter of the padded K
   std::byte* rows = nullptr;             // [chunk][Hv][4][V / 16]: errors or their gradients as tile::FragmentA, A[token][v]
-  std::int16_t* row_powers = nullptr;    // [chunk][Hv][4][V / 16]: of 16 tokens
+  std::int16_t* row_powers = nullptr;    // [chunk][Hv][4][V / 16]: of 16 tokens, marked: row_log
   KeptGates* gates = nullptr;            // [chunk][Hv], from prepare_chunks
   // 2^11 times what rounding left of states and rows, f16 in the order of accumulators (kKeepsRests). Null: not kept.
   std::byte *state_rests = nullptr, *row_rests = nullptr;

@@ -79,6 +79,11 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
   return value;
 }
 
+inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
+  for (int step = 16; step > 0; step /= 2) value |= __shfl_xor_sync(mask, value, step);
+  return value;
+}
+
 inline int __all_sync(unsigned mask, int predicate) { return __reduce_max_sync(mask, predicate == 0 ? 1u : 0u) == 0 ? 1 : 0; }
 
 /// Fibers give way nowhere but where they meet: what lies between is atomic inside a block, and blocks run one after another.
