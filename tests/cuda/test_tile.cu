@@ -154,21 +154,30 @@ __global__ void multiply_tiles(const float* a, const float* b, float* c) {
   }
 }
 
-template <class Element>
-void expect_products() {
-  std::vector<float> a(64 * 64), b(64 * 64), c(2 * 64 * 64);
-  for (int i = 0; i < 64 * 64; ++i) {
-    a[static_cast<std::size_t>(i)] = static_cast<float>(i * 7 % 13 - 6);
-    b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 11 - 5);
-  }
+/// The two products of 64 x 64 that a kernel makes of a and b.
+std::vector<float> two_products(void (*kernel)(const float*, const float*, float*), const std::vector<float>& a,
+                                const std::vector<float>& b) {
+  std::vector<float> c(2 * 64 * 64);
   float *da = nullptr, *db = nullptr, *dc = nullptr;
   check(cudaMalloc(&da, a.size() * 4), "memory");
   check(cudaMalloc(&db, b.size() * 4), "memory");
   check(cudaMalloc(&dc, c.size() * 4), "memory");
   check(cudaMemcpy(da, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "copy");
   check(cudaMemcpy(db, b.data(), b.size() * 4, cudaMemcpyHostToDevice), "copy");
-  check(start_kernel(multiply_tiles<Element>, kOneWarp, da, db, dc), "multiply_tiles");
-  check(cudaMemcpy(c.data(), dc, c.size() * 4, cudaMemcpyDeviceToHost), "multiply_tiles");
+  check(start_kernel(kernel, kOneWarp, da, db, dc), "products");
+  check(cudaMemcpy(c.data(), dc, c.size() * 4, cudaMemcpyDeviceToHost), "products");
+  for (float* memory : {da, db, dc}) check(cudaFree(memory), "free");
+  return c;
+}
+
+template <class Element>
+void expect_products() {
+  std::vector<float> a(64 * 64), b(64 * 64);
+  for (int i = 0; i < 64 * 64; ++i) {
+    a[static_cast<std::size_t>(i)] = static_cast<float>(i * 7 % 13 - 6);
+    b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 11 - 5);
+  }
+  const std::vector<float> c = two_products(multiply_tiles<Element>, a, b);
   for (std::size_t i = 0; i < 64; ++i) {
     for (std::size_t j = 0; j < 64; ++j) {
       float plain = 0, transposed = 0;
@@ -180,7 +189,6 @@ void expect_products() {
       EXPECT_EQ(c[64 * 64 + i * 64 + j], transposed) << "A B^T at " << i << ", " << j;
     }
   }
-  for (float* memory : {da, db, dc}) check(cudaFree(memory), "free");
 }
 
 TEST(Tile, ProductsOfBothTypes) {
@@ -225,19 +233,12 @@ __global__ void multiply_wide_tiles(const float* a, const float* b, float* c) {
 }
 
 TEST(Tile, ProductsOfTf32) {
-  std::vector<float> a(64 * 64), b(64 * 64), c(2 * 64 * 64);
+  std::vector<float> a(64 * 64), b(64 * 64);
   for (int i = 0; i < 64 * 64; ++i) {
     a[static_cast<std::size_t>(i)] = static_cast<float>(i * 773 % 4095 - 2047);  // 11 digits
     b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 11 - 5);
   }
-  float *da = nullptr, *db = nullptr, *dc = nullptr;
-  check(cudaMalloc(&da, a.size() * 4), "memory");
-  check(cudaMalloc(&db, b.size() * 4), "memory");
-  check(cudaMalloc(&dc, c.size() * 4), "memory");
-  check(cudaMemcpy(da, a.data(), a.size() * 4, cudaMemcpyHostToDevice), "copy");
-  check(cudaMemcpy(db, b.data(), b.size() * 4, cudaMemcpyHostToDevice), "copy");
-  check(start_kernel(multiply_wide_tiles, kOneWarp, da, db, dc), "multiply_wide_tiles");
-  check(cudaMemcpy(c.data(), dc, c.size() * 4, cudaMemcpyDeviceToHost), "multiply_wide_tiles");
+  const std::vector<float> c = two_products(multiply_wide_tiles, a, b);
   for (std::size_t i = 0; i < 64; ++i) {
     for (std::size_t j = 0; j < 64; ++j) {
       float sum = 0;
@@ -246,7 +247,6 @@ TEST(Tile, ProductsOfTf32) {
       EXPECT_EQ(c[64 * 64 + i * 64 + j], sum) << "rounded, at " << i << ", " << j;
     }
   }
-  for (float* memory : {da, db, dc}) check(cudaFree(memory), "free");
 }
 
 __global__ void round_all(const float* x, float* y) { y[threadIdx.x] = ptx::round_tf32(x[threadIdx.x]); }

@@ -1,6 +1,6 @@
 // (I + L)^-1 of a strictly lower triangular 64 x 64 matrix by a block of four warps, in 16 x 16 blocks:
 //   T_ii by forward substitution in f32;  T_ij = T_ii sum_{j<=k<i} (-L_ik) T_kj for i > j, with f32 sums of products of f16, each
-//   operand rounded or (kParts = 2) as the sum of two.
+//   operand rounded or, of L and T_ii always, the sum of two.
 // Warp w has row w of the blocks of L in its accumulators and solves for a column of the blocks of T, so that one barrier is
 // needed in between. No power of L is ever formed: with repeated keys those grow like binomial coefficients and leave nothing of
 // an f16.
@@ -11,6 +11,8 @@
 namespace flashqla::cuda::block {
 
 inline constexpr int kInverseBlock = 16;
+/// Of L and T_ii in the products that make other blocks. With one, keys that repeat and beta near 2 leave the inverse 1.6e-2 off.
+inline constexpr int kInverseParts = 2;
 inline constexpr int kInverseStride = 20;  // floats from row to row: 16-byte aligned, and rows fall on different banks
 
 /// A left operand, 16 bytes a lane for each of its parts: rounded, and what the rounding left.
@@ -20,9 +22,8 @@ struct StoredParts {
 };
 
 /// What the warps of a block exchange for one matrix, beside their scratch.
-template <int kParts>
 struct InverseExchange {
-  StoredParts<kParts> minus_lower[6];  // -L_ij of i > j, numbered i (i - 1) / 2 + j
+  StoredParts<kInverseParts> minus_lower[6];  // -L_ij of i > j, numbered i (i - 1) / 2 + j
 };
 
 template <int kParts>
@@ -59,10 +60,10 @@ FLASHQLA_DEVICE void multiply(tile::Accumulator (&c)[2], const PartsA<kPartsA>& 
 }
 
 /// What a warp has of kMatrices matrices (1 or 2) that are inverted together: its diagonal blocks. Others read T_ii.
-template <int kParts, int kMatrices>
+template <int kMatrices>
 struct InverseScratch {
   using Tile = tile::SharedTile<16, 16>;
-  alignas(128) std::byte solved[kMatrices][kParts][Tile::kBytes];  // T_ii in parts, transposed
+  alignas(128) std::byte solved[kMatrices][kInverseParts][Tile::kBytes];  // T_ii in parts, transposed
   // L_ii, zero on the diagonal and above; four more, so that two matrices' rows fall on different banks.
   alignas(16) float lower[kMatrices][kInverseBlock * kInverseStride + 4];
 
@@ -90,8 +91,8 @@ FLASHQLA_DEVICE PartsA<kParts> load_parts(const StoredParts<kParts>& from) {
 
 /// T_ii of this warp's row of blocks from scratch.lower, to scratch.solved. A lane has a column: with two matrices each half of
 /// the warp solves for one, else both for the same.
-template <int kParts, int kMatrices>
-FLASHQLA_DEVICE void invert_diagonal(InverseScratch<kParts, kMatrices>& scratch) {
+template <int kMatrices>
+FLASHQLA_DEVICE void invert_diagonal(InverseScratch<kMatrices>& scratch) {
   using Tile = tile::SharedTile<16, 16>;
   const int column = tile::lane_id() % 16, matrix = kMatrices == 2 ? tile::lane_id() / 16 : 0;
   const float* const lower = scratch.lower[matrix];
@@ -112,18 +113,16 @@ FLASHQLA_DEVICE void invert_diagonal(InverseScratch<kParts, kMatrices>& scratch)
   }
 #pragma unroll
   for (int piece = 0; piece < 2; ++piece) {
-    std::uint32_t pairs[kParts][4];
+    std::uint32_t pairs[kInverseParts][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float first = x[8 * piece + 2 * i], second = x[8 * piece + 2 * i + 1];
       pairs[0][i] = ptx::pack_pair<ptx::F16>(first, second);
-      if constexpr (kParts == 2) {
-        const float2 rounded = ptx::unpack_pair<ptx::F16>(pairs[0][i]);
-        pairs[1][i] = ptx::pack_pair<ptx::F16>(first - rounded.x, second - rounded.y);
-      }
+      const float2 rounded = ptx::unpack_pair<ptx::F16>(pairs[0][i]);
+      pairs[1][i] = ptx::pack_pair<ptx::F16>(first - rounded.x, second - rounded.y);
     }
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < kInverseParts; ++part) {
       const std::uint32_t(&p)[4] = pairs[part];
       *reinterpret_cast<uint4*>(scratch.solved[matrix][part] + Tile::offset(column, piece)) = {p[0], p[1], p[2], p[3]};
     }
@@ -133,31 +132,31 @@ FLASHQLA_DEVICE void invert_diagonal(InverseScratch<kParts, kMatrices>& scratch)
 
 /// T_ii as left operand (of any warp, after a barrier), as right operand, and, its first part, as the right operand that is its
 /// transpose (B[k][n] = T[n][k]).
-template <int kParts, int kMatrices>
-FLASHQLA_DEVICE PartsA<kParts> diagonal_left(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
-  PartsA<kParts> a;
+template <int kMatrices>
+FLASHQLA_DEVICE PartsA<kInverseParts> diagonal_left(const InverseScratch<kMatrices>& scratch, int matrix) {
+  PartsA<kInverseParts> a;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) a.part[i] = tile::load_c_transposed(scratch.tile_of(matrix, i), 0, 0);
+  for (int i = 0; i < kInverseParts; ++i) a.part[i] = tile::load_c_transposed(scratch.tile_of(matrix, i), 0, 0);
   return a;
 }
-template <int kPartsB, int kParts, int kMatrices>
-FLASHQLA_DEVICE PartsB<kPartsB> diagonal_right(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
-  static_assert(kPartsB <= kParts);
+template <int kPartsB, int kMatrices>
+FLASHQLA_DEVICE PartsB<kPartsB> diagonal_right(const InverseScratch<kMatrices>& scratch, int matrix) {
+  static_assert(kPartsB <= kInverseParts);
   PartsB<kPartsB> b;
 #pragma unroll
   for (int i = 0; i < kPartsB; ++i) b.part[i] = tile::load_b(scratch.tile_of(matrix, i), 0, 0);
   return b;
 }
-template <int kParts, int kMatrices>
-FLASHQLA_DEVICE tile::FragmentB diagonal_transposed(const InverseScratch<kParts, kMatrices>& scratch, int matrix) {
+template <int kMatrices>
+FLASHQLA_DEVICE tile::FragmentB diagonal_transposed(const InverseScratch<kMatrices>& scratch, int matrix) {
   return tile::load_b_transposed(scratch.tile_of(matrix, 0), 0, 0);
 }
 
 /// Blocks T_ij of column j on and below the diagonal, after a barrier: column[m] = T_(j+m)j. `scratch`: of all warps.
 /// store(i, T_ij) takes those below as two accumulators.
-template <int kParts, int kPartsB, int kMatrices, class Store>
-FLASHQLA_DEVICE void solve_block_column(const InverseExchange<kParts>& exchange, const InverseScratch<kParts, kMatrices>* scratch,
-                                        int matrix, int j, const Store& store, PartsB<kPartsB> (&column)[4]) {
+template <int kPartsB, int kMatrices, class Store>
+FLASHQLA_DEVICE void solve_block_column(const InverseExchange& exchange, const InverseScratch<kMatrices>* scratch, int matrix,
+                                        int j, const Store& store, PartsB<kPartsB> (&column)[4]) {
   column[0] = diagonal_right<kPartsB>(scratch[j], matrix);
 #pragma unroll
   for (int below = 1; below < 4; ++below) {

@@ -179,11 +179,11 @@ FLASHQLA_DEVICE WideA wide_a(const Accumulator (&x)[2]) {
 }
 /// Of any, rounded.
 FLASHQLA_DEVICE WideA to_wide_a(const Accumulator (&x)[2]) {
-  WideA a;
+  WideA a = wide_a(x);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a.a[n][i % 2 * 2 + i / 2] = ptx::round_tf32(x[n].c[i]);
+    for (float& element : a.a[n]) element = ptx::round_tf32(element);
   }
   return a;
 }

@@ -12,11 +12,10 @@ inline constexpr double kLeastCumulativeDecay = -128.0;  // of one token, in wha
 
 template <int kDimK>
 struct ExtrasShared {
-  static constexpr int kParts = 2;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   alignas(128) std::byte rows[Rows::kBytes];
-  block::InverseScratch<kParts, 1> scratch[kPrepareWarps];
-  block::InverseExchange<kParts> exchange;
+  block::InverseScratch<1> scratch[kPrepareWarps];
+  block::InverseExchange exchange;
   float factors[kChunkTokens], beta[kChunkTokens];
 };
 
@@ -86,7 +85,8 @@ FLASHQLA_DEVICE void strengthen_products(const tile::Accumulator (&kk)[8], Extra
       }
     }
     if (block_j == warp) break;
-    block::store_parts(shared.exchange.minus_lower[warp * (warp - 1) / 2 + block_j], block::to_parts_a<2>(lower[0], lower[1]));
+    block::store_parts(shared.exchange.minus_lower[warp * (warp - 1) / 2 + block_j],
+                       block::to_parts_a<block::kInverseParts>(lower[0], lower[1]));
   }
 }
 

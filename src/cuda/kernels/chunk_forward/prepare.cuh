@@ -16,11 +16,8 @@ namespace flashqla::cuda {
 inline constexpr int kPrepareThreads = 128, kPrepareWarps = 4;
 inline constexpr int kHeadsTogether = 2;  // whose triangles are inverted together
 
-/// Of L and the diagonal blocks of its inverse in the products that make the others. With one, keys that repeat and beta near 2
-/// leave the inverse 1.6e-2 off (tests/cuda/test_inverse.cu).
-inline constexpr int kInverseParts = 2;
-/// Of what is solved for in these products and that with scores, and of scores: the bounds of f16 tensors are a quarter of those
-/// of bf16.
+/// Parts of what is solved for in the products of the inverse and in that with scores, and of scores: the bounds of f16 tensors
+/// are a quarter of those of bf16.
 template <class Element>
 inline constexpr int kSolvedParts = std::is_same_v<Element, ptx::F16> ? 2 : 1;
 
@@ -52,11 +49,10 @@ struct TokenSums {
 /// Shared memory of prepare_chunks. The keys and queries are gone when the first head's memory is written.
 template <class Element, int kDimK>
 struct PrepareShared {
-  static constexpr int kParts = kInverseParts;
   using Rows = tile::SharedTile<kChunkTokens, kDimK>;
   struct Heads {
-    block::InverseScratch<kParts, kHeadsTogether> scratch[kPrepareWarps];
-    block::InverseExchange<kParts> exchange[kHeadsTogether];
+    block::InverseScratch<kHeadsTogether> scratch[kPrepareWarps];
+    block::InverseExchange exchange[kHeadsTogether];
     block::StoredParts<kSolvedParts<Element>> scores[kHeadsTogether][ChunkUnit::kBlocks];
     HeadGates gates[kPrepareWarps];  // of as many value heads as there are warps
   };
@@ -271,7 +267,7 @@ FLASHQLA_DEVICE void gate_products(PrepareShared<Element, kDimK>& shared, const 
     if (block_j < warp) {
       gate_below(gates, rows, block_j, kk + 2 * block_j, qk + 2 * block_j, lower, scores);
       block::store_parts(shared.heads.exchange[matrix].minus_lower[warp * (warp - 1) / 2 + block_j],
-                         block::to_parts_a<kInverseParts>(lower[0], lower[1]));
+                         block::to_parts_a<block::kInverseParts>(lower[0], lower[1]));
     } else {
       gate_diagonal(gates, rows, kk + 2 * block_j, qk + 2 * block_j, lower, scores);
 #pragma unroll
