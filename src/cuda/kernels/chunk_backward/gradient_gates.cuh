@@ -21,6 +21,7 @@ template <int kDimK>
 FLASHQLA_DEVICE void take_pairs(const GradientShared<kDimK>& shared, const ValueHead& head, const GradientPlace& place,
                                 float scale, const int (&logs)[2], float (&diagonal)[2], tile::Accumulator (&pairs)[4],
                                 tile::Accumulator (&products)[4]) {
+  static_assert(offsetof(GradientShared<kDimK>, factors) % alignof(float2) == 0);
   const bool gram = place.gram() != 0;
   const TwoPowers powers[2] = {two_powers(logs[0]), two_powers(logs[1])};
   block::TwoFloats sum_i[2];

@@ -10,6 +10,8 @@
 //   end          all                        all: dP and dKK; one warp: sums. K = 256: over the stages
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/block/gates.cuh"
 #include "cuda/kernels/chunk_backward/params.hpp"
 #include "cuda/kernels/chunk_forward/kept.cuh"
@@ -36,13 +38,17 @@ struct KeptLogs {
 
 /// Gates of a value head's tokens, and its powers. Of sums of log2 decays one half; so decays (from the chunk's start) and rests
 /// (to its end) are roots of theirs, to be applied twice: e^-100 is no normal float, but e^-100 times 1e35 is.
-struct ValueHead {
+struct alignas(16) ValueHead {  // pairs are read at once
   float high[kChunkTokens], low[kChunkTokens], beta[kChunkTokens], decay[kChunkTokens], rest[kChunkTokens];
   float rise[kChunkTokens], fall[kChunkTokens];  // 1, with growth 2^h and 2^-h: what kept e and dV lack (HeadGates)
   float d_o_powers[kChunkTokens];
   int walked;  // is_walked
   std::int16_t logs[KeptLogs::kCount][kMostTilesOfV];
 };
+static_assert(alignof(ValueHead) % alignof(float2) == 0 && offsetof(ValueHead, high) % alignof(float2) == 0 &&
+                  offsetof(ValueHead, low) % alignof(float2) == 0 && offsetof(ValueHead, beta) % alignof(float2) == 0 &&
+                  offsetof(ValueHead, rise) % alignof(float2) == 0,
+              "take_pairs and sum_pairs read two floats at a time, of any head of an array");
 
 /// Sums that one value head leaves for the warp that finishes its gates.
 struct GateSums {
@@ -93,6 +99,7 @@ struct GradientShared {
   FLASHQLA_DEVICE End& end() { return *reinterpret_cast<End*>(this + 1); }
   FLASHQLA_DEVICE const End& end() const { return *reinterpret_cast<const End*>(this + 1); }
   FLASHQLA_DEVICE Stage& stage(int number) {
+    static_assert(kOverlaid || sizeof(End) % alignof(Stage) == 0);
     return reinterpret_cast<Stage*>(reinterpret_cast<std::byte*>(this + 1) + (kOverlaid ? 0 : sizeof(End)))[number];
   }
 };

@@ -5,6 +5,8 @@
 // group: warp w has their rows 16 w to 16 w + 15.
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/block/gates.cuh"
 #include "cuda/block/inverse.cuh"
 #include "cuda/kernels/chunk_forward/chunk.cuh"
@@ -39,6 +41,9 @@ struct alignas(16) HeadGates {  // pairs are read at once
   float column[kChunkTokens];  // beta over beta_power, times what L2 normalisation multiplies the key by
   float beta_power;            // above the largest beta
 };
+static_assert(alignof(HeadGates) % alignof(float2) == 0 && offsetof(HeadGates, high) % alignof(float2) == 0 &&
+                  offsetof(HeadGates, low) % alignof(float2) == 0 && offsetof(HeadGates, column) % alignof(float2) == 0,
+              "gate_below reads two floats at a time, of any head of an array");
 
 /// What needs no keys, of a value head: made while they are on their way. Each lane reads what it has written.
 struct TokenSums {
