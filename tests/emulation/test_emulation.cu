@@ -29,6 +29,10 @@ __global__ void load_rows(int rows, int shift) {
   std::uint32_t r[4];
   ptx::ldmatrix_x4(r, ptx::shared_address(memory) + static_cast<std::uint32_t>(thread() % rows * 16 + shift));
 }
+__global__ void read_pair(int first, float* to) {
+  extern __shared__ __align__(128) std::byte memory[];
+  to[0] = reinterpret_cast<const float2*>(reinterpret_cast<const float*>(memory) + first)->y;
+}
 __global__ void copy_and_read(const float* from, float* to, Mistake mistake) {
   extern __shared__ __align__(128) std::byte memory[];
   ptx::cp_async_16(ptx::shared_address(memory) + static_cast<std::uint32_t>(thread()) * 16, from + thread() * 4);
@@ -149,6 +153,11 @@ TEST(Emulation, SharedMemoryHasAnEnd) {
   EXPECT_TRUE(contains(words_of(load_rows, 32, 496, 32, 0), "ldmatrix: byte 496 of 496"));
   EXPECT_TRUE(contains(words_of(load_rows, 32, 512, 31, 8), "not aligned"));
   EXPECT_EQ(words_of(write_shared, 32, emulation::kMostSharedBytes + 1, 0), "invalid argument");
+}
+TEST(Emulation, AMisalignedPairIsSeen) {
+  float to = 0.0f;
+  EXPECT_EQ(words_of(read_pair, 1, 256, 2, &to), "");
+  EXPECT_DEATH(words_of(read_pair, 1, 256, 3, &to), "test_emulation.cu.*misaligned");
 }
 TEST(Emulation, LanesThatDoNotMeetAreNamed) {
   std::vector<float> to(32);
