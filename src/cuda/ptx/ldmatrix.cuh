@@ -22,6 +22,13 @@ FLASHQLA_DEVICE void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t addr
                : "r"(address));
 }
 
+/// The way back: matrices from registers to the rows whose addresses the lanes give (sm_90 and newer).
+FLASHQLA_DEVICE void stmatrix_x4_trans(std::uint32_t address, const std::uint32_t* r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 /// An 8x8 matrix in a register of each lane, transposed.
 FLASHQLA_DEVICE std::uint32_t movmatrix_trans(std::uint32_t matrix) {
   std::uint32_t transposed;
