@@ -25,10 +25,21 @@ constexpr detail::Operation<RecurrentForward, RecurrentForwardArguments> kRecurr
 constexpr Implementation kPortable{"cuda-portable",   missing_device,   kChunkForward, kChunkBackward,
                                    kRecurrentForward, DeviceType::cuda, fetch};
 
+#ifndef FLASHQLA_WITHOUT_HOPPER
+constexpr detail::Operation<ChunkForward, ChunkForwardArguments> kChunkForwardHopper{
+    chunk_forward_hopper_refusal, chunk_forward_workspace, nullptr, false, launch_chunk_forward_hopper};
+
+constexpr Implementation kHopper{kHopperName, missing_device, kChunkForwardHopper, {}, {}, DeviceType::cuda, fetch};
+#endif
+
 }  // namespace
 
 std::span<const Implementation* const> implementations() {
-  static constexpr std::array<const Implementation*, 1> kRows{&kPortable};
+#ifdef FLASHQLA_WITHOUT_HOPPER
+  static constexpr std::array kRows{&kPortable};
+#else
+  static constexpr std::array kRows{&kHopper, &kPortable};
+#endif
   return kRows;
 }
 

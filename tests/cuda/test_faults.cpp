@@ -12,7 +12,7 @@ namespace {
 
 Values run_on(int device, const Case& c, const Tensors& inputs) {
   DeviceMover mover(device);
-  RunOptions options{kCudaImplementation};
+  RunOptions options{cuda_implementation};
   options.mover = &mover;
   return run_case(c, inputs, options);
 }

@@ -94,7 +94,7 @@ TEST(RecurrentForward, WrongIndicesStayInside) {
   for (const char* name : {"read", "write", "accepted", "token_rows"}) {
     for (std::int64_t i = 0; i < inputs.at(name).count(); ++i) inputs.at(name).set(i, i % 2 == 0 ? 1 << 20 : -70000);
   }
-  RunOptions options{kCudaImplementation};
+  RunOptions options{cuda_implementation};
   DeviceMover mover;
   options.mover = &mover;
   const Case valid = c;

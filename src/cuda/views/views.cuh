@@ -17,6 +17,21 @@ FLASHQLA_DEVICE float load_scalar(const void* data, DType dtype, std::int64_t in
   if (dtype == DType::bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
   return __half2float(static_cast<const __half*>(data)[index]);
 }
+/// Calls body(elements) with the array as what it is an array of.
+template <class Body>
+FLASHQLA_DEVICE void with_elements(const void* data, DType dtype, const Body& body) {
+  if (dtype == DType::f32) {
+    body(static_cast<const float*>(data));
+  } else if (dtype == DType::bf16) {
+    body(static_cast<const __nv_bfloat16*>(data));
+  } else {
+    body(static_cast<const __half*>(data));
+  }
+}
+FLASHQLA_DEVICE float to_float(float x) { return x; }
+FLASHQLA_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+FLASHQLA_DEVICE float to_float(__half x) { return __half2float(x); }
+
 FLASHQLA_DEVICE void store_scalar(void* data, DType dtype, std::int64_t index, float value) {
   if (dtype == DType::f32) {
     static_cast<float*>(data)[index] = value;

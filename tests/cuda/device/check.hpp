@@ -12,11 +12,12 @@
 
 namespace flashqla::test {
 
-inline const char* const kCudaImplementation = "cuda-portable";
+/// That the tests of a program are about.
+inline const char* cuda_implementation = "cuda-portable";
 
 inline Values run_on_cuda(const Case& c, const Tensors& inputs) {
   DeviceMover mover;
-  RunOptions options{kCudaImplementation};
+  RunOptions options{cuda_implementation};
   options.mover = &mover;
   return run_case(c, inputs, options);
 }

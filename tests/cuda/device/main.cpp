@@ -16,6 +16,6 @@ int main(int argc, char** argv) {
     return 77;
   }
   using namespace flashqla::test;
-  test_on(kCudaImplementation, [] { return std::make_unique<DeviceMover>(); });
+  test_on(cuda_implementation, [] { return std::make_unique<DeviceMover>(); });
   return RUN_ALL_TESTS();
 }

@@ -101,33 +101,43 @@ std::size_t chunk_forward_workspace(const ChunkForward& d, int) {
   return table_bytes(d) + extras_table_bytes(d) + units_bytes(d);
 }
 
-void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, Stream stream) {
+ChunkForwardParams begin_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, Stream stream) {
   const Problem& p = a.inputs.problem;
-  if (p.sequences() == 0 && !p.packed) return;  // a pack of none has rows past its last offset
   const ChunkForward d{p, a.stored_states, a.states_every};
-  const DeviceScope scope(p.device.index);
-  const std::int32_t padded_k = padded_dim_k(p.dim_k);
-  const AdvanceShape shape = advance_shape(p, padded_k, properties_of(p.device.index), {1, 1, 4}, "chunk_forward");
   ScheduleArrays arrays;
   if (needs_table(p, a.stored_states)) {
     arrays = schedule_arrays(p.sequences(), workspace);
     check(start_schedule(schedule_request(a), arrays, stream.handle), "starting the schedule of chunk_forward");
   }
   std::byte* const extras_table = workspace + table_bytes(d);
-  ChunkForwardParams params = params_of(a, arrays, extras_table + extras_table_bytes(d));
+  const ChunkForwardParams params = params_of(a, arrays, extras_table + extras_table_bytes(d));
   if (a.g_cumulative.present() || a.a.present()) launch_extras(a, params, extras_table, stream);
-  const bool bf16 = p.dtype == DType::bf16;
-  const std::int64_t prepare_blocks = params.sequences.chunk_bound * p.heads_qk;
-  if (p.dtype == DType::f32) {
-    check(start_prepare_f32(params, prepare_blocks, stream.handle), "starting prepare_chunks_f32");
-    check(start_advance_f32(params, shape.tiles, advance_blocks(p, shape), stream.handle), "starting advance_states_f32");
-    return;
-  }
-  check((bf16 ? start_prepare_bf16 : start_prepare_f16)(params, padded_k, prepare_blocks, stream.handle),
-        "starting prepare_chunks");
+  return params;
+}
+
+void start_prepare(const Problem& p, const ChunkForwardParams& params, Stream stream) {
+  const std::int64_t blocks = params.sequences.chunk_bound * p.heads_qk;
+  const std::int32_t padded_k = padded_dim_k(p.dim_k);
+  const int status = p.dtype == DType::f32    ? start_prepare_f32(params, blocks, stream.handle)
+                     : p.dtype == DType::bf16 ? start_prepare_bf16(params, padded_k, blocks, stream.handle)
+                                              : start_prepare_f16(params, padded_k, blocks, stream.handle);
+  check(status, "starting prepare_chunks");
+}
+
+void launch_chunk_forward(const ChunkForwardArguments& a, std::byte* workspace, Stream stream) {
+  const Problem& p = a.inputs.problem;
+  if (p.sequences() == 0 && !p.packed) return;  // a pack of none has rows past its last offset
+  const DeviceScope scope(p.device.index);
+  const std::int32_t padded_k = padded_dim_k(p.dim_k);
+  const AdvanceShape shape = advance_shape(p, padded_k, properties_of(p.device.index), {1, 1, 4}, "chunk_forward");
+  ChunkForwardParams params = begin_chunk_forward(a, workspace, stream);
+  start_prepare(p, params, stream);
   params.stages = shape.stages;
-  check((bf16 ? start_advance_bf16 : start_advance_f16)(params, padded_k, shape.tiles, advance_blocks(p, shape), stream.handle),
-        "starting advance_states");
+  const std::int64_t blocks = advance_blocks(p, shape);
+  const int status = p.dtype == DType::f32    ? start_advance_f32(params, shape.tiles, blocks, stream.handle)
+                     : p.dtype == DType::bf16 ? start_advance_bf16(params, padded_k, shape.tiles, blocks, stream.handle)
+                                              : start_advance_f16(params, padded_k, shape.tiles, blocks, stream.handle);
+  check(status, "starting advance_states");
 }
 
 }  // namespace flashqla::cuda

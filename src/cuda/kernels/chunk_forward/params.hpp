@@ -4,13 +4,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/host/tensor_map.hpp"
 #include "cuda/views/views.hpp"
 #include "flashqla/problem.hpp"
 
 namespace flashqla::cuda {
 
 /// Of one chunk and value head, written by prepare_chunks and read by advance_states. A block is 16 x 16 elements in the order of
-/// tile::FragmentB, f16, 16 bytes a lane; blocks (row block, column block) of a lower triangle are numbered row by row.
+/// tile::FragmentB, f16, 16 bytes a lane; blocks (row block, column block) of a lower triangle are numbered row by row. For WGMMA
+/// (ChunkForwardParams::pieces) a triangle is rows of pieces of 8 x 8 elements, each 128 bytes, two rows of pieces as long as the
+/// blocks of 16 are.
 struct ChunkUnit {
   static constexpr int kBlocks = 10;
   static constexpr int kTriangleBytes = kBlocks * 512;
@@ -31,7 +34,8 @@ struct ChunkUnit {
   static constexpr int kLeastForth = kPrecise + 4, kLeastBack = kLeastForth + 4;
   // f32: likewise of the state's largest element, where a factor may be no normal number; else 0.
   static constexpr int kLeastOfState = kLeastBack + 4;
-  static constexpr int kBytes = (kLeastOfState + 4 + 63) / 64 * 64;
+  static constexpr int kGrowth = kLeastOfState + 4;  // f32: not 0 where strengths are not all 1
+  static constexpr int kBytes = (kGrowth + 4 + 63) / 64 * 64;
 };
 
 /// The same for f32: everything in f32, triangles as tile::triangle_row has them. Places are in floats.
@@ -75,10 +79,16 @@ struct ChunkForwardParams : OperationParams {
   const std::int64_t* stored_begin;  // [sequences]: place of a sequence's first stored state
   const std::int64_t* stored_phase;  // [sequences]: chunks of its prefix since the last stored state
   std::byte* units;                  // [chunk][Hv] ChunkUnit, or FloatUnit
+  std::int32_t pieces;               // how triangles of ChunkUnit lie
   KeptChunks kept;                   // the state before every chunk, and e
   StateTensor kept_states;           // f32: the state before every chunk, a row each
   TokenTensor kept_errors;           // f32: e, a chunk a batch entry
   TokenTensor g_cumulative, a;       // write_extras
+};
+
+/// Of q, k, v and o [B,T,H,D] for boxes of 64 tokens by 64 columns of one head.
+struct ChunkForwardMaps {
+  TensorMap q, k, v, o;
 };
 
 }  // namespace flashqla::cuda

@@ -139,7 +139,7 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
       block::power_above(block::warp_largest_positive(fmaxf(fabsf(sums.beta[lane]), fabsf(sums.beta[lane + 32]))));
   const block::TwoFloats all{__shfl_sync(0xffffffffu, sums.high[lane + 32], 31),
                              __shfl_sync(0xffffffffu, sums.low[lane + 32], 31)};
-  float strength = 0.0f, squares = 0.0f, reads = 0.0f, writes = 0.0f, lowest = 0.0f, highest = 0.0f;
+  float strength = 0.0f, squares = 0.0f, reads = 0.0f, writes = 0.0f, lowest = 0.0f, highest = 0.0f, growth = 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
@@ -170,6 +170,7 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
     }
     strength += own;
     squares += own * own;
+    growth = fmaxf(growth, rise);
   }
   // NaN, too. Gradients are made of differences in which the rounding of a state would show.
   const bool precise = p.kept.states != nullptr;
@@ -179,19 +180,30 @@ FLASHQLA_DEVICE void prepare_gates(const ChunkForwardParams& p, const PreparedCh
               least = fall > kMostDecay ? kLeastThrough : 0.0f;
   reads = block::warp_largest_positive(reads);
   writes = block::warp_largest_positive(writes);
+  growth = block::warp_largest_positive(growth);
   if (lane == 0) {
     gates.beta_power = beta_power;
     *reinterpret_cast<float*>(unit + ChunkUnit::kLeastForth) = least * writes;
     *reinterpret_cast<float*>(unit + ChunkUnit::kLeastBack) = least * reads;
     *reinterpret_cast<float*>(unit + ChunkUnit::kLeastOfState) = fall > kFarDecay ? kLeastOfState : 0.0f;
+    *reinterpret_cast<float*>(unit + ChunkUnit::kGrowth) = growth;
     *reinterpret_cast<float*>(unit + ChunkUnit::kTotal) = exp2f(all.high) * exp2f(all.low);
     *reinterpret_cast<float*>(unit + ChunkUnit::kPrecise) = !precise && squares <= kMostStrength * strength ? 0.0f : 1.0f;
   }
 }
 
-FLASHQLA_DEVICE void store_block(std::byte* unit, int triangle, int block_i, int block_j, const tile::FragmentB& b) {
-  const int number = block_i * (block_i + 1) / 2 + block_j;
-  *reinterpret_cast<uint4*>(unit + triangle + number * 512 + tile::lane_id() * 16) = {b.b[0], b.b[1], b.b[2], b.b[3]};
+FLASHQLA_DEVICE void store_block(const ChunkForwardParams& p, std::byte* unit, int triangle, int block_i, int block_j,
+                                 const tile::FragmentB& b) {
+  const int lane = tile::lane_id();
+  std::byte* const row = unit + triangle + block_i * (block_i + 1) / 2 * 512;
+  if (p.pieces == 0) {
+    *reinterpret_cast<uint4*>(row + block_j * 512 + lane * 16) = {b.b[0], b.b[1], b.b[2], b.b[3]};
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // a register of all lanes is a piece
+    *reinterpret_cast<std::uint32_t*>(row + i / 2 * (block_i + 1) * 256 + block_j * 256 + i % 2 * 128 + lane * 4) = b.b[i];
+  }
 }
 
 /// The two rows of a block that a lane has: what multiplies them in -L and in scores; and so that what a decay from the warp's
@@ -291,15 +303,16 @@ FLASHQLA_DEVICE void gate_products(PrepareShared<Element, kDimK>& shared, const 
 /// `solve` and `answers`, a column of blocks, to the unit, after a barrier. The first columns are the most work: a warp has of
 /// two matrices two that together are as much as any other warp's.
 template <class Element, int kDimK>
-FLASHQLA_DEVICE void store_solve(const PrepareShared<Element, kDimK>& shared, int matrix, std::byte* unit) {
+FLASHQLA_DEVICE void store_solve(const ChunkForwardParams& p, const PrepareShared<Element, kDimK>& shared, int matrix,
+                                 std::byte* unit) {
   const int warp = static_cast<int>(threadIdx.x) / 32, j = matrix == 0 ? warp : kPrepareWarps - 1 - warp;
   const auto& scratch = shared.heads.scratch;
-  store_block(unit, ChunkUnit::kSolve, j, j, block::diagonal_transposed(scratch[j], matrix));
+  store_block(p, unit, ChunkUnit::kSolve, j, j, block::diagonal_transposed(scratch[j], matrix));
   block::PartsB<kSolvedParts<Element>> solve[4];
   block::solve_block_column(
       shared.heads.exchange[matrix], scratch, matrix, j,
       [&](int i, const tile::Accumulator(&t)[2]) {
-        store_block(unit, ChunkUnit::kSolve, i, j, tile::to_b_transposed<ptx::F16>(t[0], t[1]));
+        store_block(p, unit, ChunkUnit::kSolve, i, j, tile::to_b_transposed<ptx::F16>(t[0], t[1]));
       },
       solve);
 #pragma unroll
@@ -312,7 +325,7 @@ FLASHQLA_DEVICE void store_solve(const PrepareShared<Element, kDimK>& shared, in
     for (int l = 0; l <= below; ++l) {
       block::multiply(answers, block::load_parts(shared.heads.scores[matrix][i * (i + 1) / 2 + j + l]), solve[l]);
     }
-    store_block(unit, ChunkUnit::kAnswers, i, j, tile::to_b_transposed<ptx::F16>(answers[0], answers[1]));
+    store_block(p, unit, ChunkUnit::kAnswers, i, j, tile::to_b_transposed<ptx::F16>(answers[0], answers[1]));
   }
 }
 

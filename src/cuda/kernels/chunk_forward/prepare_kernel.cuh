@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 4) prepare_chunks(const __gri
       block::invert_diagonal(heads.scratch[warp]);  // of a head that is not there, too: nobody reads it
       __syncthreads();                              // all of these, for columns of blocks
 #pragma unroll 1
-      for (std::int32_t i = 0; i < together; ++i) store_solve(shared, i, unit + i * ChunkUnit::kBytes);
+      for (std::int32_t i = 0; i < together; ++i) store_solve(p, shared, i, unit + i * ChunkUnit::kBytes);
     }
   }
 }

@@ -26,6 +26,12 @@ bool rows_aligned(const TokenView<Byte>& x, const Problem& p, std::int64_t heads
          multiple(heads, x.stride_head) && multiple(p.batch, x.stride_batch);
 }
 
+/// Starts what comes before prepare_chunks, and returns what that and the kernels after it receive, but for fields of the latter
+/// alone.
+ChunkForwardParams begin_chunk_forward(const ChunkForwardArguments& arguments, std::byte* workspace, Stream stream);
+/// Starts prepare_chunks.
+void start_prepare(const Problem& problem, const ChunkForwardParams& params, Stream stream);
+
 struct ShapeLimits {
   int ways;        // 1: forth; 2: forth and back
   int together;    // times advance_blocks

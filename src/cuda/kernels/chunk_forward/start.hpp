@@ -39,6 +39,13 @@ int start_extras_f16(const ChunkForwardParams& params, std::int32_t padded_k, st
 int start_advance_bf16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
 int start_advance_f16(const ChunkForwardParams& params, std::int32_t padded_k, int tiles, std::int64_t blocks, void* stream);
 
+// advance_states_hopper: a block has 64 columns of V and so many bytes of shared memory, two neighbours are a cluster.
+inline constexpr int kHopperSharedBytes = 214016;
+int start_advance_hopper_bf16(const ChunkForwardParams& params, const ChunkForwardMaps& maps, std::int64_t blocks, void* stream);
+int start_advance_hopper_f16(const ChunkForwardParams& params, const ChunkForwardMaps& maps, std::int64_t blocks, void* stream);
+/// Whether this library has code for the current device's copy engine and WGMMA.
+bool has_hopper_code();
+
 // For f32, any K.
 int start_prepare_f32(const ChunkForwardParams& params, std::int64_t blocks, void* stream);
 int start_extras_f32(const ChunkForwardParams& params, std::int64_t blocks, void* stream);
