@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <vector>
 
 #include "device/check.hpp"
 #include "harness/parts.hpp"
@@ -11,7 +12,7 @@
 namespace flashqla::test {
 namespace {
 
-const char* const kTokenGradients[] = {"d_q", "d_k", "d_v", "d_g", "d_beta"};
+const std::vector<const char*> kTokenGradients = {"d_q", "d_k", "d_v", "d_g", "d_beta"};
 
 /// The case as the kernels take it.
 Case taken(Case c) {
@@ -33,23 +34,8 @@ TEST(ChunkBackward, Cases) { expect_table_cases(Op::backward, taken); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkBackward, APackedSequenceIsTheSequenceAlone) {
-  for (DType dtype : kChunkDTypes) {
-    std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
-    lengths.resize(40, 70);
-    Case c = with_lengths(backward_case("Hq=2 Hv=4 K=128 V=128 initial=1 d_final=1"), lengths, 70);
-    c.dtype = dtype;
-    const Tensors inputs = make_inputs(c);
-    const Values packed = run_on_cuda(c, inputs);
-    EXPECT_EQ(bit_differences(packed, run_on_cuda(c, inputs)), "") << "a second run";
-    for (std::int64_t n = 0; n < 8; ++n) {
-      const Part part = sequence_alone(c, inputs, n);
-      const Values alone = run_on_cuda(part.c, part.inputs);
-      for (const char* name : kTokenGradients) {
-        EXPECT_EQ(alone.at(name), rows_of(packed.at(name), c.T, c.begin(n), c.length(n))) << name << " of sequence " << n;
-      }
-      EXPECT_EQ(alone.at("d_initial_state"), rows_of(packed.at("d_initial_state"), c.sequences(), n, 1)) << "sequence " << n;
-    }
-  }
+  expect_pack_is_its_sequences(backward_case("Hq=2 Hv=4 K=128 V=128 initial=1 d_final=1"), kChunkDTypes, kTokenGradients,
+                               "d_initial_state");
 }
 
 /// Numbers far from 1, as for the forward, and gradients.

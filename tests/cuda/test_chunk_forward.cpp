@@ -25,39 +25,11 @@ TEST(ChunkForward, Cases) { expect_table_cases(Op::forward, with_widths); }
 
 /// In a pack with many others a block has more columns of V than alone: the shapes give the same bits.
 TEST(ChunkForward, APackedSequenceIsTheSequenceAlone) {
-  for (DType dtype : kChunkDTypes) {
-    std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
-    lengths.resize(40, 70);
-    Case c = with_lengths(parse_case("Hq=2 Hv=4 K=128 V=128 initial=1"), lengths, 70);
-    c.dtype = dtype;
-    const Tensors inputs = make_inputs(c);
-    const Values packed = run_on_cuda(c, inputs);
-    EXPECT_EQ(bit_differences(packed, run_on_cuda(c, inputs)), "") << "a second run";
-    for (std::int64_t n = 0; n < 8; ++n) {
-      const Part part = sequence_alone(c, inputs, n);
-      const Values expected = {{"o", rows_of(packed.at("o"), c.T, c.begin(n), c.length(n))},
-                               {"final_state", rows_of(packed.at("final_state"), c.sequences(), n, 1)}};
-      EXPECT_EQ(bit_differences(run_on_cuda(part.c, part.inputs), expected), "") << "sequence " << n;
-    }
-  }
+  expect_pack_is_its_sequences(parse_case("Hq=2 Hv=4 K=128 V=128 initial=1"), kChunkDTypes, {"o"}, "final_state");
 }
 
 TEST(ChunkForward, ASplitSequenceIsTheWhole) {
-  for (DType dtype : {DType::bf16, DType::f32}) {
-    Case c = parse_case("T=256 Hq=1 Hv=2 K=64 V=48 initial=1");
-    c.dtype = dtype;
-    const Tensors inputs = make_inputs(c);
-    const Values whole = run_on_cuda(c, inputs);
-    for (std::int64_t at : {0, 64, 128, 192, 256}) {
-      Part first = token_range(c, inputs, 0, at), second = token_range(c, inputs, at, c.T - at);
-      const Values a = run_on_cuda(first.c, first.inputs);
-      second.inputs["initial_state"] = inputs.at("initial_state").clone();
-      second.inputs.at("initial_state").set_values(a.at("final_state"));
-      Values joined = run_on_cuda(second.c, second.inputs);
-      joined.at("o").insert(joined.at("o").begin(), a.at("o").begin(), a.at("o").end());
-      EXPECT_EQ(bit_differences(joined, whole), "") << "split at " << at;
-    }
-  }
+  expect_split_is_the_whole(parse_case("Hq=1 Hv=2 K=64 V=48 initial=1"), kChunkDTypes);
 }
 
 /// Numbers far from 1: growth of e^16 a chunk, tiny and huge queries, scales and strengths. Products are in f16, but nothing may

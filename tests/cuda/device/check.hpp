@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "device/device_mover.hpp"
 #include "harness/compare.hpp"
 #include "harness/options.hpp"
 #include "harness/pairwise.hpp"
+#include "harness/parts.hpp"
 
 namespace flashqla::test {
 
@@ -92,10 +95,10 @@ inline void expect_widths(const Case& base) {
   }
 }
 
-inline void expect_hard_data(const Case& base) {
+inline void expect_hard_data(const Case& base, std::span<const DType> dtypes = kChunkDTypes) {
   for (Data data : {Data::usual, Data::strong_decay, Data::no_decay, Data::growth, Data::forget, Data::beta_zero, Data::beta_two,
                     Data::repeated_keys, Data::unnormalised}) {
-    for (DType dtype : kChunkDTypes) {
+    for (DType dtype : dtypes) {
       for (std::int64_t T : {70, 300}) {
         Case c = base;
         c.T = T;
@@ -103,6 +106,47 @@ inline void expect_hard_data(const Case& base) {
         c.dtype = dtype;
         EXPECT_EQ(faults_of(c), "");
       }
+    }
+  }
+}
+
+/// A sequence has the same bits in a pack with many others and alone, and in a second run. `of_tokens`: results with rows of
+/// tokens; `of_sequence`: that with a row a sequence.
+inline void expect_pack_is_its_sequences(const Case& base, std::span<const DType> dtypes,
+                                         const std::vector<const char*>& of_tokens, const char* of_sequence) {
+  for (DType dtype : dtypes) {
+    std::vector<std::int64_t> lengths = {64, 0, 130, 1, 17, 300};
+    lengths.resize(40, 70);
+    Case c = with_lengths(base, lengths, 70);
+    c.dtype = dtype;
+    const Tensors inputs = make_inputs(c);
+    const Values packed = run_on_cuda(c, inputs);
+    EXPECT_EQ(bit_differences(packed, run_on_cuda(c, inputs)), "") << "a second run";
+    for (std::int64_t n = 0; n < 8; ++n) {
+      const Part part = sequence_alone(c, inputs, n);
+      Values expected = {{of_sequence, rows_of(packed.at(of_sequence), c.sequences(), n, 1)}};
+      for (const char* name : of_tokens) expected[name] = rows_of(packed.at(name), c.T, c.begin(n), c.length(n));
+      EXPECT_EQ(bit_differences(run_on_cuda(part.c, part.inputs), expected), "") << "sequence " << n;
+    }
+  }
+}
+
+/// The forward of 256 tokens in two calls, the second of which gets the first one's state, has the bits of one call.
+inline void expect_split_is_the_whole(const Case& base, std::span<const DType> dtypes) {
+  for (DType dtype : dtypes) {
+    Case c = base;
+    c.T = 256;
+    c.dtype = dtype;
+    const Tensors inputs = make_inputs(c);
+    const Values whole = run_on_cuda(c, inputs);
+    for (std::int64_t at : {0, 64, 128, 192, 256}) {
+      Part first = token_range(c, inputs, 0, at), second = token_range(c, inputs, at, c.T - at);
+      const Values a = run_on_cuda(first.c, first.inputs);
+      second.inputs["initial_state"] = inputs.at("initial_state").clone();
+      second.inputs.at("initial_state").set_values(a.at("final_state"));
+      Values joined = run_on_cuda(second.c, second.inputs);
+      joined.at("o").insert(joined.at("o").begin(), a.at("o").begin(), a.at("o").end());
+      EXPECT_EQ(bit_differences(joined, whole), "") << "split at " << at;
     }
   }
 }
